@@ -1,0 +1,35 @@
+"""Every error a user can cause, each naming the field or file and the fix.
+
+    HeadlongError
+    ├── ConfigError        an option or a model config that cannot work
+    ├── CheckpointError    files on disk: missing, damaged, or not what the model needs
+    │   └── HeadError      the MTP head alone: absent, incomplete or unusable
+    ├── RequestError       a prompt or sampling parameter out of range
+    └── CapacityError      the request can never fit in this engine
+
+Broken invariants of our own are plain `assert`s, never one of these.
+"""
+
+
+class HeadlongError(Exception):
+    """Base of every error Headlong raises on purpose."""
+
+
+class ConfigError(HeadlongError, ValueError):
+    """An engine option or model config is wrong or unsupported."""
+
+
+class CheckpointError(HeadlongError):
+    """A checkpoint cannot be found, read or matched with its model."""
+
+
+class HeadError(CheckpointError):
+    """MTP was required and the checkpoint's head cannot be used."""
+
+
+class RequestError(HeadlongError, ValueError):
+    """A prompt, message or sampling parameter is invalid."""
+
+
+class CapacityError(HeadlongError):
+    """A request needs more pages or context than the engine has in all."""
