@@ -1,0 +1,65 @@
+"""Which files of a folder hold the tensors: index, single file, loose files, and the MTP sidecar.
+
+Knows file names and the index; never opens a tensor file.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from headlong.checkpoint.strict_json import read_object
+from headlong.errors import CheckpointError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+SIDECAR_PATTERN = "mtp*.safetensors"
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The tensor files of `folder`, by name. `weight_map` is the index's, None where there is no index."""
+
+    folder: Path
+    files: tuple[str, ...]
+    sidecars: tuple[str, ...]
+    weight_map: dict[str, str] | None
+
+    def missing(self) -> list[str]:
+        """Files the index names and the folder lacks; a dangling link counts as lacking."""
+        return [file for file in self.files if not (self.folder / file).is_file()]
+
+
+def find_shards(folder: Path) -> Shards:
+    """Finds the tensor files of `folder`; there may be none."""
+    try:
+        present = sorted(path.name for path in folder.glob("*.safetensors"))
+        beside = {path.name for path in folder.glob(SIDECAR_PATTERN)}
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be read ({error.strerror or error})") from error
+    weight_map = None
+    if (folder / INDEX).exists():
+        weight_map = _read_weight_map(folder / INDEX)
+        files = sorted(set(weight_map.values()))
+    elif SINGLE in present:
+        files = [SINGLE]
+    else:
+        files = [name for name in present if name not in beside]
+    return Shards(folder, tuple(files), tuple(sorted(beside - set(files))), weight_map)
+
+
+def _read_weight_map(index: Path) -> dict[str, str]:
+    weight_map = read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index}: needs a `weight_map` object from tensor names to file names")
+    for tensor, file in weight_map.items():
+        if not isinstance(file, str) or not _is_plain_name(file):
+            raise CheckpointError(
+                f"{index}: tensor {tensor!r}: {file!r} is not the name of a .safetensors file in its folder"
+            )
+    return weight_map
+
+
+def _is_plain_name(file: str) -> bool:
+    """True for a bare file name; an index must not reach outside its folder."""
+    return (
+        file.endswith(".safetensors") and file.isprintable() and not any(c in file for c in ("/", "\\", ".."))
+    )

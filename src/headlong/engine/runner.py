@@ -1,0 +1,92 @@
+"""Turns a plan and its drafts into one ragged batch and runs the model over it. Decides nothing."""
+
+import torch
+from torch import Tensor
+
+from headlong.layers.context import Context
+from headlong.models.qwen3_5 import Qwen35Model
+from headlong.ops.causal_conv import reference as causal_conv
+from headlong.ops.gated_delta import reference as gated_delta
+from headlong.ops.paged_attention import reference as paged_attention
+from headlong.ops.rope.reference import angles
+from headlong.state.specs import DeltaNetSpec
+from headlong.state.state import State
+from headlong.types import Batch, Draft, Plan
+
+
+class Runner:
+    """One model over one state."""
+
+    def __init__(self, model: Qwen35Model, state: State) -> None:
+        self.model = model
+        self.state = state
+        self.device = model.embedding.device
+        recurrent = [s for s in model.state_specs.values() if isinstance(s, DeltaNetSpec)]
+        self.conv_kernel = recurrent[0].conv_kernel if recurrent else None
+
+    def batch(self, plan: Plan, draft: Draft | None) -> Batch:
+        """Host-known tokens and positions travel once; last tokens and drafts are already on the device."""
+        tokens, following, positions, logits_index = [], [], [], []
+        decode_at, decode_slots, draft_at, draft_rows, draft_cols = [], [], [], [], []
+        for number, row in enumerate(plan.rows):
+            first = len(tokens)
+            if row.known_tokens:
+                tokens.extend(row.known_tokens[: row.query_len])
+                after = row.known_tokens[1 : row.query_len + 1]
+                following.extend([*after, *([0] * (row.query_len - len(after)))])
+            else:
+                tokens.extend([0] * row.query_len)
+                following.extend([0] * row.query_len)
+                decode_at.append(first)
+                decode_slots.append(row.slot)
+                draft_at.extend(range(first + 1, first + 1 + row.num_drafts))
+                draft_rows.extend([number] * row.num_drafts)
+                draft_cols.extend(range(row.num_drafts))
+            positions.extend(range(row.start, row.start + row.query_len))
+            logits_index.extend(range(first + row.query_len - row.num_logits, first + row.query_len))
+        tokens_N = self._tensor(tokens)
+        if decode_at:
+            tokens_N[self._tensor(decode_at)] = self.state.last_token_S[self._tensor(decode_slots)]
+        if draft_at:
+            assert draft is not None
+            drafted = draft.tokens_RK[self._tensor(draft_rows), self._tensor(draft_cols)]
+            tokens_N[self._tensor(draft_at)] = drafted
+        return Batch(
+            tokens_N=tokens_N,
+            next_tokens_N=self._tensor(following),
+            positions_N=self._tensor(positions),
+            slots_R=self._tensor([row.slot for row in plan.rows]),
+            pages_RP=page_table([row.pages for row in plan.rows], self.device),
+            logits_index_L=self._tensor(logits_index),
+            starts=tuple(row.start for row in plan.rows),
+            query_lens=tuple(row.query_len for row in plan.rows),
+            num_drafts=tuple(row.num_drafts for row in plan.rows),
+            num_replay=tuple(row.num_replay for row in plan.rows),
+        )
+
+    def context(self, batch: Batch) -> Context:
+        cos, sin = angles(batch.positions_N, self.model.inv_freq, self.model.activation_dtype)
+        attention = paged_attention.plan(batch.starts, batch.query_lens, batch.pages_RP, self.state.page_size)
+        if self.conv_kernel is None:
+            return Context(cos, sin, attention, batch.slots_R)
+        lens, drafts, replay = batch.query_lens, batch.num_drafts, batch.num_replay
+        window = self.conv_kernel - 1 + self.state.max_drafts
+        conv = causal_conv.plan(lens, drafts, replay, self.conv_kernel, window, self.device)
+        delta = gated_delta.plan(lens, drafts, replay, self.device)
+        return Context(cos, sin, attention, batch.slots_R, conv, delta)
+
+    def forward(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
+        """Hidden states of all tokens, and logits of those that want them."""
+        hidden_ND = self.model.forward(batch.tokens_N, context, self.state.layers)
+        if not len(batch.logits_index_L):
+            return hidden_ND, hidden_ND.new_empty(0, self.model.config.vocab_size)
+        return hidden_ND, self.model.logits(hidden_ND[batch.logits_index_L])
+
+    def _tensor(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self.device)
+
+
+def page_table(pages: list[tuple[int, ...]], device: torch.device) -> Tensor:
+    """Rectangular; short rows are filled up with page 0, which nobody reads."""
+    width = max(len(row) for row in pages)
+    return torch.tensor([[*row, *([0] * (width - len(row)))] for row in pages], dtype=torch.long, device=device)

@@ -1,0 +1,40 @@
+"""One decoder layer: a mixer over time, then a feed-forward, each on a normed residual."""
+
+from torch import Tensor
+
+from headlong.layers.attention import GatedAttention
+from headlong.layers.context import Context
+from headlong.layers.delta_net import GatedDeltaNet
+from headlong.layers.mlp import Mlp, MoeMlp
+from headlong.layers.weights import Scope
+from headlong.ops.norm.reference import rms_norm
+from headlong.state.layer import LayerState
+from headlong.state.specs import LayerSpec
+
+
+class DecoderLayer:
+    """`name` is the layer's key in the state."""
+
+    def __init__(
+        self,
+        name: str,
+        mixer: GatedAttention | GatedDeltaNet,
+        mlp: Mlp | MoeMlp,
+        scope: Scope,
+        hidden_size: int,
+        eps: float,
+    ) -> None:
+        self.name = name
+        self.mixer = mixer
+        self.mlp = mlp
+        self.mixer_norm = scope.norm("input_layernorm", hidden_size)
+        self.mlp_norm = scope.norm("post_attention_layernorm", hidden_size)
+        self.eps = eps
+
+    @property
+    def state_spec(self) -> LayerSpec:
+        return self.mixer.state_spec
+
+    def __call__(self, x_ND: Tensor, context: Context, state: LayerState) -> Tensor:
+        x_ND = x_ND + self.mixer(rms_norm(x_ND, self.mixer_norm, self.eps), context, state)  # type: ignore[arg-type]
+        return x_ND + self.mlp(rms_norm(x_ND, self.mlp_norm, self.eps))

@@ -1,0 +1,43 @@
+"""How layers ask for their tensors: a scope of names over a weight source, in the dtypes layers need."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headlong.checkpoint.load import WeightSource
+from headlong.ops.linear.invariance import Linear
+from headlong.ops.registry import Ops
+
+
+@dataclass(frozen=True)
+class Scope:
+    """`scope("layers.0")` is the scope below; `linear` packs, `vector` gives small tensors in fp32 or wider."""
+
+    source: WeightSource
+    ops: Ops
+    prefix: str = ""
+
+    def __call__(self, name: str) -> "Scope":
+        return Scope(self.source, self.ops, f"{self.prefix}{name}.")
+
+    def has(self, name: str) -> bool:
+        return self.source.has(self.prefix + name)
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        return self.source.get(self.prefix + name, *shape)
+
+    def vector(self, name: str, *shape: int) -> Tensor:
+        return self.source.get(self.prefix + name, *shape, dtype=self.ops.activation_dtype)
+
+    def norm(self, name: str, size: int, *, zero_centred: bool = True) -> Tensor:
+        """A norm's multiplier: Qwen stores most of them as w with 1 + w meant."""
+        weight = self.vector(f"{name}.weight", size)
+        return weight + 1.0 if zero_centred else weight
+
+    def linear(self, name: str, out_features: int, in_features: int) -> Linear:
+        return self.ops.linear(self.tensor(f"{name}.weight", out_features, in_features))
+
+    def fused(self, *parts: tuple[str, int], in_features: int) -> Linear:
+        """Several linears over the same input as one; `parts` are (name, out_features)."""
+        return self.ops.linear(torch.cat([self.tensor(f"{n}.weight", size, in_features) for n, size in parts]))

@@ -1,0 +1,129 @@
+"""What a request asks of sampling. Plain data with its own range checks; knows no tensors and no engine."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from headlong.errors import RequestError
+
+Verify = Literal["coupled", "ratio", "block"]
+MAX_LOGPROBS = 64
+_INT64_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How one prompt is continued.
+
+    Filters apply in this order: penalties, `logit_bias`, banned and too-early stop tokens, temperature,
+    `top_k`, `top_p`, `min_p`. Repetition penalty looks at prompt and output, presence and frequency
+    penalties at the output alone. `logprobs` are the model's own, before any of these.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_k: int = 0
+    """0 keeps all. Ties with the k-th logit are kept."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    """None draws a fresh seed; a given seed repeats the text, with drafting on or off."""
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_token_ids: tuple[int, ...] = ()
+    """Never produced."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the text; not part of it."""
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    """No stop token and no stop string before this many tokens."""
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """None: off. n: the chosen token's and the n best alternatives' log-probabilities."""
+    n: int = 1
+    draft_tokens: int | None = None
+    """Drafts per step for this request; 0 turns drafting off; None takes the engine's."""
+    verify: Verify = "coupled"
+    """`coupled`: same text as without drafting. `ratio`, `block`: same distribution, more accepted."""
+
+    def __post_init__(self) -> None:
+        set_ = object.__setattr__
+        set_(self, "stop", (self.stop,) if isinstance(self.stop, str) else self._tuple("stop", str))
+        set_(self, "bad_token_ids", self._tuple("bad_token_ids", int))
+        set_(self, "stop_token_ids", self._tuple("stop_token_ids", int))
+        set_(self, "logit_bias", self._bias())
+        self._check_int("max_tokens", 1)
+        self._check_float("temperature", 0.0, 100.0)
+        self._check_int("top_k", 0)
+        self._check_float("top_p", 0.0, 1.0, open_low=True)
+        self._check_float("min_p", 0.0, 1.0)
+        self._check_float("repetition_penalty", 0.0, 100.0, open_low=True)
+        self._check_float("presence_penalty", -100.0, 100.0)
+        self._check_float("frequency_penalty", -100.0, 100.0)
+        self._check_int("min_tokens", 0)
+        self._check_int("n", 1, 256)
+        for name, low, high in (("seed", 0, _INT64_MAX), ("logprobs", 0, MAX_LOGPROBS), ("draft_tokens", 0, 64)):
+            if getattr(self, name) is not None:
+                self._check_int(name, low, high)
+        if not isinstance(self.ignore_eos, bool):
+            raise RequestError(f"ignore_eos must be true or false, not {self.ignore_eos!r}")
+        if self.verify not in ("coupled", "ratio", "block"):
+            raise RequestError(f"verify must be 'coupled', 'ratio' or 'block', not {self.verify!r}")
+        if any(not stop for stop in self.stop):
+            raise RequestError("stop must not contain an empty string")
+        if self.min_tokens > self.max_tokens:
+            raise RequestError(f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def penalised(self) -> bool:
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+    @property
+    def filtered(self) -> bool:
+        """Whether top-k, top-p or min-p cut the distribution."""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
+
+    def _tuple(self, name: str, kind: type) -> tuple[Any, ...]:
+        value = getattr(self, name)
+        if not isinstance(value, (list, tuple, set, frozenset)):
+            raise RequestError(f"{name} must be a list, not {value!r}")
+        for item in value:
+            if not isinstance(item, kind) or isinstance(item, bool):
+                raise RequestError(f"{name} must hold {kind.__name__} values, not {item!r}")
+        return tuple(value)
+
+    def _bias(self) -> dict[int, float]:
+        if not isinstance(self.logit_bias, Mapping):
+            raise RequestError(f"logit_bias must map token ids to numbers, not {self.logit_bias!r}")
+        for token, value in self.logit_bias.items():
+            if not _is_int(token) or not _is_number(value) or math.isnan(value) or value == math.inf:
+                raise RequestError(f"logit_bias must map token ids to finite numbers, not {token!r}: {value!r}")
+        return {int(token): float(value) for token, value in self.logit_bias.items()}
+
+    def _check_int(self, name: str, low: int, high: int = 2**31) -> None:
+        value = getattr(self, name)
+        if not _is_int(value) or not low <= value <= high:
+            raise RequestError(f"{name} must be a whole number from {low} to {high}, not {value!r}")
+
+    def _check_float(self, name: str, low: float, high: float, *, open_low: bool = False) -> None:
+        value = getattr(self, name)
+        if not _is_number(value) or not low <= value <= high or (open_low and value == low):
+            raise RequestError(
+                f"{name} must be {'above' if open_low else 'at least'} {low:g} and at most {high:g}, not {value!r}"
+            )
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

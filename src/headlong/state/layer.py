@@ -1,0 +1,86 @@
+"""The tensors behind each kind of layer state. Knows shapes, not rows."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headlong.errors import ConfigError
+from headlong.ops.gated_delta.reference import DeltaState
+from headlong.ops.paged_attention.reference import HEAD_ALIGN
+from headlong.state.specs import DeltaNetSpec, KvSpec, LayerSpec
+
+
+@dataclass(frozen=True)
+class KvState:
+    """[pages, heads, page_size, head_dim padded]. Stale entries past a row's length are never read."""
+
+    keys: Tensor
+    values: Tensor
+
+    def clear(self, slot: int) -> None:
+        """Nothing to do: pages belong to no slot."""
+
+
+@dataclass(frozen=True)
+class DeltaNetState:
+    """The recurrent memory with its replay buffer, and the convolution windows [slots, window, channels]."""
+
+    delta: DeltaState
+    windows: Tensor
+
+    def clear(self, slot: int) -> None:
+        self.delta.committed_SHDE[slot] = 0.0
+        self.windows[slot] = 0.0
+
+
+LayerState = KvState | DeltaNetState
+
+
+def allocate(
+    name: str,
+    spec: LayerSpec,
+    *,
+    num_pages: int,
+    page_size: int,
+    num_slots: int,
+    max_drafts: int,
+    kv_dtype: torch.dtype,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> LayerState:
+    """Tensors for one layer, place 0 of pages and slots included."""
+    if isinstance(spec, KvSpec):
+        width = spec.head_dim + -spec.head_dim % HEAD_ALIGN
+        shape = (num_pages + 1, spec.num_heads, page_size, width)
+        return KvState(*(torch.zeros(shape, dtype=kv_dtype, device=device) for _ in range(2)))
+    if not isinstance(spec, DeltaNetSpec):
+        raise ConfigError(f"{name}: its state ({type(spec).__name__}) cannot be rolled back, so it cannot be served")
+
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(num_slots + 1, *shape, dtype=dtype, device=device)
+
+    heads, keys, values = spec.num_heads, spec.key_dim, spec.value_dim
+    delta = DeltaState(
+        committed_SHDE=zeros(heads, keys, values),
+        draft_k_SKHD=zeros(max_drafts, heads, keys),
+        draft_v_SKHE=zeros(max_drafts, heads, values),
+        draft_decay_SKH=zeros(max_drafts, heads),
+        draft_beta_SKH=zeros(max_drafts, heads),
+    )
+    return DeltaNetState(delta, zeros(spec.conv_kernel - 1 + max_drafts, spec.conv_channels))
+
+
+def bytes_per_token(specs: list[LayerSpec], kv_dtype: torch.dtype) -> int:
+    kv = [spec for spec in specs if isinstance(spec, KvSpec)]
+    return sum(2 * s.num_heads * (s.head_dim + -s.head_dim % HEAD_ALIGN) for s in kv) * kv_dtype.itemsize
+
+
+def bytes_per_slot(specs: list[LayerSpec], max_drafts: int, dtype: torch.dtype) -> int:
+    total = 0
+    for spec in specs:
+        if isinstance(spec, DeltaNetSpec):
+            total += spec.num_heads * spec.key_dim * spec.value_dim
+            total += max_drafts * spec.num_heads * (spec.key_dim + spec.value_dim + 2)
+            total += (spec.conv_kernel - 1 + max_drafts) * spec.conv_channels
+    return total * dtype.itemsize

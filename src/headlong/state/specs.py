@@ -1,0 +1,25 @@
+"""What a layer asks the state to keep for it. Each kind says how it is rolled back."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class KvSpec:
+    """Keys and values of every position; rolled back by moving the length."""
+
+    num_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class DeltaNetSpec:
+    """A recurrent memory and a convolution window; rolled back by replay and by a read offset."""
+
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    conv_channels: int
+    conv_kernel: int
+
+
+LayerSpec = KvSpec | DeltaNetSpec

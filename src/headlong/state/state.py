@@ -1,0 +1,125 @@
+"""Everything a sequence leaves behind in the engine, and the one place where a step is settled.
+
+Owns pages, slots, the layers' tensors, the head's carry and each row's last token. `commit` keeps what the
+target accepted and forgets the rest, for every kind of state at once. Knows no model and no schedule.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from headlong.state.layer import LayerState, allocate
+from headlong.state.pages import Pool
+from headlong.state.specs import LayerSpec
+from headlong.types import Plan, Verdict
+
+
+@dataclass
+class RowState:
+    """One sequence's holdings. `length` tokens are settled; `num_replay` of them (the drafts accepted last)
+    are still to be replayed into the recurrent memories."""
+
+    slot: int
+    length: int = 0
+    num_replay: int = 0
+    pages: list[int] = field(default_factory=list)
+
+
+class State:
+    """Layers are named as the model names them, the head's among them."""
+
+    def __init__(
+        self,
+        specs: Mapping[str, LayerSpec],
+        *,
+        hidden_size: int,
+        num_pages: int,
+        page_size: int,
+        num_slots: int,
+        max_drafts: int,
+        kv_dtype: torch.dtype,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.page_size = page_size
+        self.max_drafts = max_drafts
+        self.pages = Pool(num_pages, "page")
+        self.slots = Pool(num_slots, "slot")
+        self.rows: dict[str, RowState] = {}
+        self.layers: dict[str, LayerState] = {
+            name: allocate(
+                name,
+                spec,
+                num_pages=num_pages,
+                page_size=page_size,
+                num_slots=num_slots,
+                max_drafts=max_drafts,
+                kv_dtype=kv_dtype,
+                dtype=dtype,
+                device=device,
+            )
+            for name, spec in specs.items()
+        }
+        self.carry_SD = torch.zeros(num_slots + 1, hidden_size, dtype=dtype, device=device)
+        """The head's output for the last settled pair: where the next draft starts."""
+        self.last_token_S = torch.zeros(num_slots + 1, dtype=torch.long, device=device)
+        """Sampled, not yet fed to the model."""
+
+    def admit(self, row_id: str) -> RowState | None:
+        """A clean slot for a new row, or None while all are taken."""
+        slot = self.slots.take(1)
+        if slot is None:
+            return None
+        for layer in self.layers.values():
+            layer.clear(slot[0])
+        row = self.rows[row_id] = RowState(slot[0])
+        return row
+
+    def reserve(self, row_id: str, length: int) -> bool:
+        """Makes room for `length` tokens in all; False, and no change, if pages are short."""
+        row = self.rows[row_id]
+        pages = self.pages.take(max(0, self.pages_for(length) - len(row.pages)))
+        if pages is None:
+            return False
+        row.pages.extend(pages)
+        return True
+
+    def pages_for(self, length: int) -> int:
+        return -(-length // self.page_size)
+
+    def commit(self, plan: Plan, verdict: Verdict) -> None:
+        """Settles a step: every row keeps its certain tokens and its accepted drafts, and nothing else."""
+        for row_plan, accepted in zip(plan.rows, verdict.accepted, strict=True):
+            row = self.rows[row_plan.request.id]
+            row.length += row_plan.num_certain + accepted
+            row.num_replay = accepted
+        sampling = [i for i, row in enumerate(plan.rows) if row.samples]
+        if sampling:
+            device = verdict.tokens_L.device
+            slots = torch.tensor([plan.rows[i].slot for i in sampling], device=device)
+            rows = torch.tensor(sampling, device=device)
+            self.last_token_S[slots] = verdict.tokens_L[_first_logits(plan, device)[rows] + verdict.accepted_R[rows]]
+
+    def release(self, row_id: str) -> None:
+        """Frees all that a row held."""
+        row = self.rows.pop(row_id)
+        self.pages.give_back(row.pages)
+        self.slots.give_back([row.slot])
+
+    def check_integrity(self) -> None:
+        """Asserts that no page or slot is lost or shared."""
+        self.pages.check([page for row in self.rows.values() for page in row.pages])
+        self.slots.check([row.slot for row in self.rows.values()])
+        for row_id, row in self.rows.items():
+            assert len(row.pages) >= self.pages_for(row.length), f"{row_id}: settled tokens without a page"
+
+
+def _first_logits(plan: Plan, device: torch.device) -> Tensor:
+    """Index of each row's first logits."""
+    firsts, total = [], 0
+    for row in plan.rows:
+        firsts.append(total)
+        total += row.num_logits
+    return torch.tensor(firsts, device=device)

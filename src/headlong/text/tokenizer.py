@@ -1,0 +1,222 @@
+"""Text <-> token ids, from the tokenizer files of a checkpoint folder.
+
+Owns what a token *is*: its text, its bytes, whether it is special. Knows nothing of streaming,
+chat messages or the model that emits the ids. After construction nothing here is mutated except
+a per-token cache whose entries are idempotent, so one instance may serve many threads.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from headlong.errors import CheckpointError, RequestError
+
+SPECIAL_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's character for each byte: printable bytes stand for themselves, the rest follow U+0100."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    alphabet.update({chr(0x100 + rank): byte for rank, byte in enumerate(others)})
+    return alphabet
+
+
+_BYTE_OF_CHAR = _byte_alphabet()
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer. `decode` never tidies spaces: the text is what the tokens say."""
+
+    def __init__(
+        self, backend: Backend, config: Mapping[str, Any] | None = None, template: str | None = None
+    ):
+        """Take ownership of `backend`; `config` is the content of tokenizer_config.json."""
+        config = config or {}
+        # A file may carry the truncation and padding of its training run; prompts must have neither.
+        backend.no_truncation()
+        backend.no_padding()
+        _add_declared_tokens(backend, config.get("added_tokens_decoder") or {})
+        self._backend = backend
+        self._special_ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
+        self._added_ids = frozenset(backend.get_added_tokens_decoder())
+        self._bytes: dict[int, bytes] = {}
+
+        stages = _decoder_stages(backend)
+        kinds = [stage["type"] for stage in stages if stage["type"] != "Fuse"]
+        self.is_byte_level = kinds == ["ByteLevel"]
+        self._has_byte_fallback = "ByteFallback" in kinds
+        self._space_mark = _space_mark(stages)
+
+        self.special_tokens: dict[str, str] = _special_tokens(config)
+        self.chat_template: str | None = template or _configured_template(config)
+        eos = self.special_tokens.get("eos_token")
+        self.eos_token_id: int | None = None if eos is None else backend.token_to_id(eos)
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+
+    def __repr__(self) -> str:
+        return f"Tokenizer(vocab_size={self.vocab_size}, byte_level={self.is_byte_level})"
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "Tokenizer | None":
+        """Read tokenizer.json and its companions; None when the folder has no tokenizer.json."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            return None
+        try:
+            backend = Backend.from_file(str(path))
+        except Exception as error:  # the library raises bare `Exception` for every fault
+            raise CheckpointError(f"{path}: not a readable tokenizer ({error}); download it again") from error
+        config = _read_config(folder / "tokenizer_config.json")
+        jinja = folder / "chat_template.jinja"
+        template = _read_text(jinja) if jinja.is_file() else None
+        try:
+            return cls(backend, config, template)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            path = folder / "tokenizer_config.json"
+            raise CheckpointError(f"{path}: an entry is malformed ({error!r}); download it again") from error
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of `text`. Special tokens written out in the text are recognised either way;
+        `add_special_tokens` is only about those the tokenizer puts around it (BOS and the like)."""
+        try:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except (TypeError, UnicodeEncodeError) as error:
+            raise RequestError(
+                "prompt: must be a string of valid Unicode; remove lone surrogates (\\ud800 to \\udfff)"
+            ) from error
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of `ids`; broken UTF-8 becomes U+FFFD and ids outside the vocabulary add nothing."""
+        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Exact bytes that one token adds to a text; b"" for an id outside the vocabulary.
+
+        On a byte-level vocabulary these are the decoder's own bytes for every token, so that their
+        concatenation is always what `decode` reads.
+        """
+        found = self._bytes.get(token_id)
+        if found is None:
+            found = self._bytes[token_id] = self._compute_bytes(token_id)
+        return found
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token alone; U+FFFD where it holds only a part of a character."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether `decode` leaves this token out when it skips special tokens."""
+        return token_id in self._special_ids
+
+    def is_known(self, token_id: int) -> bool:
+        """Whether the vocabulary has this id; a model's padded embedding can emit others."""
+        return self._backend.id_to_token(token_id) is not None
+
+    def is_byte_piece(self, token_id: int) -> bool:
+        """Whether this is a `<0xAB>` token, whose text depends on the run of such tokens around it."""
+        return self._has_byte_fallback and _fallback_byte(self._backend.id_to_token(token_id)) is not None
+
+    def _compute_bytes(self, token_id: int) -> bytes:
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self.is_byte_level:
+            try:
+                return bytes([_BYTE_OF_CHAR[char] for char in token])
+            except KeyError:  # an added token written in ordinary characters
+                return token.encode()
+        if token_id in self._added_ids:
+            return token.encode()
+        if self._has_byte_fallback and (byte := _fallback_byte(token)) is not None:
+            return bytes([byte])
+        return (token.replace(self._space_mark, " ") if self._space_mark else token).encode()
+
+
+def _fallback_byte(token: str | None) -> int | None:
+    if token is None or len(token) != 6 or not (token.startswith("<0x") and token.endswith(">")):
+        return None
+    try:
+        return int(token[3:5], 16)
+    except ValueError:
+        return None
+
+
+def _decoder_stages(backend: Backend) -> list[dict[str, Any]]:
+    """The decoder as a flat list of its stages, in the form tokenizer.json has them."""
+    decoder: Any = backend.decoder
+    if decoder is None:
+        return []
+    state = json.loads(decoder.__getstate__())
+    return state["decoders"] if state["type"] == "Sequence" else [state]
+
+
+def _space_mark(stages: list[dict[str, Any]]) -> str | None:
+    """The character that stands for a space in the vocabulary (SentencePiece's U+2581), if any."""
+    for stage in stages:
+        if stage["type"] == "Metaspace":
+            return stage["replacement"]
+        if stage["type"] == "Replace" and stage["content"] == " ":
+            return stage["pattern"].get("String")
+    return None
+
+
+def _add_declared_tokens(backend: Backend, declared: Mapping[str, Any]) -> None:
+    """Add the tokens that only tokenizer_config.json lists, in id order so that new ones get their id."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    for _, entry in sorted(declared.items(), key=lambda item: int(item[0])):
+        if entry["content"] not in known:
+            backend.add_tokens([AddedToken(entry["content"], **{k: entry[k] for k in flags if k in entry})])
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    tokens: dict[str, str] = {}
+    for name in SPECIAL_NAMES:
+        value = config.get(name)
+        if isinstance(value, Mapping):
+            value = value.get("content")
+        if isinstance(value, str):
+            tokens[name] = value
+    return tokens
+
+
+def _configured_template(config: Mapping[str, Any]) -> str | None:
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}
+    if isinstance(template, Mapping):
+        template = template.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot be read as UTF-8 text ({error}); download it again") from error
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(_read_text(path))
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{path}: not valid JSON ({error}); download it again") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path}: must hold a JSON object; download it again")
+    return config

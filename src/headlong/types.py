@@ -1,0 +1,151 @@
+"""The values that pass between the stages of a step, each frozen. Knows no stage.
+
+Shape letters: R rows, N tokens of all rows, L tokens whose logits are wanted, K drafts, V vocabulary,
+P pages of the longest row. `p` is always the target's distribution, `q` the draft's.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from headlong.params import SamplingParams
+
+FinishReason = Literal["stop", "length", "cancelled"]
+VerdictMode = Literal["greedy", "coupled", "ratio", "block"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One sequence to continue. `choice` tells the n sequences of one prompt apart."""
+
+    id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    choice: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    """Tokens that end the sequence: end-of-sequence ids (unless ignored) and `stop_token_ids`."""
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """One row's part of a step: feed `query_len` tokens from position `start`; the last `num_drafts` may be
+    rolled back. Rows that do not `sample` only read their prompt."""
+
+    request: Request
+    slot: int
+    start: int
+    query_len: int
+    num_drafts: int
+    num_replay: int
+    pages: tuple[int, ...]
+    samples: bool
+    num_generated: int
+    known_tokens: tuple[int, ...]
+    """The tokens from `start` that the host knows: a prompt chunk and, where there is one, the token after
+    it; empty for a decoding row, whose last token is on the device."""
+
+    @property
+    def num_certain(self) -> int:
+        return self.query_len - self.num_drafts
+
+    @property
+    def num_logits(self) -> int:
+        return 1 + self.num_drafts if self.samples else 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who runs in this step. Rows are ordered by `num_certain`, longest first."""
+
+    rows: tuple[RowPlan, ...]
+    num_drafts: int
+    """The deepest draft among the rows."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.query_len for row in self.rows)
+
+    @property
+    def drafting(self) -> tuple[RowPlan, ...]:
+        return tuple(row for row in self.rows if row.num_drafts)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Proposed tokens, one row of `tokens_RK` per row of the plan; what lies beyond a row's own depth is
+    padding. `q_RKV` is kept only where a verification needs it."""
+
+    tokens_RK: Tensor
+    q_RKV: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A step's tokens, flattened row after row, ready for the model."""
+
+    tokens_N: Tensor
+    next_tokens_N: Tensor
+    """The token after each one, where it is known before sampling; the head pairs hidden states with it."""
+    positions_N: Tensor
+    slots_R: Tensor
+    pages_RP: Tensor
+    logits_index_L: Tensor
+    starts: tuple[int, ...]
+    query_lens: tuple[int, ...]
+    num_drafts: tuple[int, ...]
+    num_replay: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, from the model's own distribution."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, log-probability), best first."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the target decided. `tokens_L` holds, for each logits row, the token that stands after it: the
+    accepted drafts, then the target's own; entries past `accepted_R` are meaningless."""
+
+    tokens_L: Tensor
+    accepted_R: Tensor
+    """Per row of the plan; 0 for rows that do not sample."""
+    accepted: tuple[int, ...]
+    tokens: tuple[tuple[int, ...], ...]
+    """Per row, what it emits: accepted drafts and one more token, or nothing."""
+    logprobs: tuple[tuple[TokenLogprobs, ...], ...]
+
+
+@dataclass(frozen=True)
+class RowOutput:
+    """What one row gained in a step."""
+
+    request: Request
+    token_ids: tuple[int, ...]
+    text: str
+    num_drafted: int
+    num_accepted: int
+    """Drafts the target agreed with, whether or not a stop cut them off again."""
+    from_draft: tuple[bool, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    """The stop token or string that ended the row."""
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """All that happened in one step; metrics and streams read nothing else."""
+
+    rows: tuple[RowOutput, ...] = ()
+    num_prompt_tokens: int = 0
+    num_rows: int = 0
+    num_waiting: int = 0
+    seconds: float = 0.0
+    preempted: tuple[str, ...] = field(default=())
