@@ -66,7 +66,11 @@ class SamplingParams:
         self._check_float("frequency_penalty", -100.0, 100.0)
         self._check_int("min_tokens", 0)
         self._check_int("n", 1, 256)
-        for name, low, high in (("seed", 0, _INT64_MAX), ("logprobs", 0, MAX_LOGPROBS), ("draft_tokens", 0, 64)):
+        for name, low, high in (
+            ("seed", 0, _INT64_MAX),
+            ("logprobs", 0, MAX_LOGPROBS),
+            ("draft_tokens", 0, 64),
+        ):
             if getattr(self, name) is not None:
                 self._check_int(name, low, high)
         if not isinstance(self.ignore_eos, bool):
@@ -105,7 +109,9 @@ class SamplingParams:
             raise RequestError(f"logit_bias must map token ids to numbers, not {self.logit_bias!r}")
         for token, value in self.logit_bias.items():
             if not _is_int(token) or not _is_number(value) or math.isnan(value) or value == math.inf:
-                raise RequestError(f"logit_bias must map token ids to finite numbers, not {token!r}: {value!r}")
+                raise RequestError(
+                    f"logit_bias must map token ids to finite numbers, not {token!r}: {value!r}"
+                )
         return {int(token): float(value) for token, value in self.logit_bias.items()}
 
     def _check_int(self, name: str, low: int, high: int = 2**31) -> None:

@@ -24,6 +24,8 @@ class Request:
     params: SamplingParams
     seed: int
     choice: int = 0
+    draft_tokens: int = 0
+    """Drafts per step at most; 0 for a row that never drafts."""
     stop_ids: frozenset[int] = frozenset()
     """Tokens that end the sequence: end-of-sequence ids (unless ignored) and `stop_token_ids`."""
 

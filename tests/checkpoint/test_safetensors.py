@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from headlong.checkpoint.safetensors import TORCH_DTYPES, read_header, read_tensor
+from headlong.checkpoint.safetensors import TORCH_DTYPES, read_header, read_into, read_tensor
 from headlong.errors import CheckpointError
 
 
@@ -68,6 +68,18 @@ def test_stray_bool_bytes_become_true(tmp_path):
     path = write_raw(tmp_path / "a.safetensors", {"b": entry("BOOL", (3,), (0, 3))}, b"\x00\x01\x07")
     got = read_tensor(read_header(path)["b"])
     assert got.view(torch.uint8).tolist() == [0, 1, 1]
+
+
+def test_read_into_converts_piece_by_piece(tmp_path):
+    path = tmp_path / "a.safetensors"
+    tensors = {"x": torch.randn(7, 5), "b": torch.tensor([True, False, True]), "e": torch.empty(0, 3)}
+    save_file(tensors, path)
+    staging = torch.empty(24, dtype=torch.uint8)  # six floats: the last piece is a short one
+    for name, info in read_header(path).items():
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            out = torch.full(info.shape, float("nan"), dtype=dtype)
+            read_into(info, out, staging)
+            assert torch.equal(out, tensors[name].to(dtype))
 
 
 def test_file_cut_after_its_header_was_read(tmp_path):

@@ -2,7 +2,7 @@
 
 A model is built twice from the same code: once with `Expectations`, which only writes down what is asked
 for, and, after `verify` has compared that list with the disk, once with a `WeightLoader`. Knows nothing of
-models; nothing is cached, so the peak is the loaded weights and one tensor as it lies on disk.
+models; nothing is cached, so the peak is the loaded weights and one small staging buffer.
 """
 
 from collections.abc import Container, Iterable
@@ -12,7 +12,7 @@ import torch
 
 from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.checkpoint.names import Fused, NameMap
-from headlong.checkpoint.safetensors import TensorInfo
+from headlong.checkpoint.safetensors import STAGING_BYTES, TensorInfo, read_into
 from headlong.checkpoint.verify import FLOAT_DTYPES, Shape, packed_as, verify
 from headlong.errors import CheckpointError
 from headlong.progress import ProgressFn, silent
@@ -75,6 +75,10 @@ class WeightLoader:
         self._names = names
         self._progress = progress
         self._label = label
+        # One buffer for all conversions: a fresh one per tensor, freed between results that stay, leaves
+        # holes in the heap that add up to the size of the model.
+        pinned = self.device.type == "cuda"
+        self._staging = torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=pinned)
         self._done = 0
         wanted = names.sources if wanted is None else set(wanted)
         disk_names = [disk for name in wanted for disk in names.sources.get(name, ())]
@@ -91,18 +95,13 @@ class WeightLoader:
             return self._read_fused(fused, shape, target)
         info = self._checkpoint.tensors[self._names.sources[name][0]]
         self._check(name, info, shape, target)
-        if info.torch_dtype is target and self.device.type == "cpu":
-            result = self._checkpoint.read(info.name)
-        else:
-            # The result is allocated before the bytes it is made from: the other way round each result
-            # would pin the heap above a hole its source left, and the heap would grow by both.
-            result = torch.empty(shape, dtype=target, device=self.device)
-            result.copy_(self._checkpoint.read(info.name))
+        result = torch.empty(shape, dtype=target, device=self.device)
+        read_into(info, result, self._staging)
         self._advance(info.nbytes)
         return result
 
     def _read_fused(self, fused: Fused, shape: Shape, target: torch.dtype) -> torch.Tensor:
-        """Writes part after part into the result: never more in memory than the result and one part."""
+        """Reads part after part into its place in the result."""
         part_shape = fused.part_shape(shape)
         if part_shape is None or fused.num_experts != shape[0] or fused.missing(shape[0]):
             found = list(fused.shape) if fused.shape else f"{len(fused.parts)} parts"
@@ -114,7 +113,7 @@ class WeightLoader:
         rows = part_shape[0]
         for (expert, projection), info in fused.parts.items():
             first = fused.projections.index(projection) * rows
-            result[expert, first : first + rows].copy_(self._checkpoint.read(info.name))
+            read_into(info, result[expert, first : first + rows], self._staging)
             self._advance(info.nbytes)
         return result
 

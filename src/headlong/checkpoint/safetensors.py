@@ -6,6 +6,7 @@ of shards, of folders or of what a tensor is for.
 """
 
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -34,6 +35,7 @@ TORCH_DTYPES = {
 
 MAX_ELEMENTS = 2**48
 MAX_RANK = 32
+STAGING_BYTES = 16 * 2**20
 _LENGTH_BYTES = 8
 _LFS_POINTER = b"version https://git-lfs"
 
@@ -164,21 +166,45 @@ def _short(value: Any) -> str:
 
 def read_tensor(info: TensorInfo) -> torch.Tensor:
     """Reads exactly that tensor's bytes into a new CPU tensor that owns its memory."""
-    dtype = info.torch_dtype
-    # Stray bytes other than 0 and 1 in a torch.bool are undefined behaviour; read those as integers first.
-    result = torch.empty(info.shape, dtype=torch.uint8 if dtype is torch.bool else dtype)
-    if info.nbytes:
-        buffer = result.view(-1).view(torch.uint8).numpy().data
-        try:
-            with info.file.open("rb", buffering=0) as file:
-                file.seek(info.start)
-                done = 0
-                while done < info.nbytes:  # one read of the system may return less than was asked for
-                    got = file.readinto(buffer[done:])
-                    if not got:
-                        raise CheckpointError(f"{info.file}: tensor {info.name!r}: the file ends inside it")
-                    done += got
-        except OSError as error:
-            reason = error.strerror or error
-            raise CheckpointError(f"{info.file}: tensor {info.name!r}: cannot be read ({reason})") from error
-    return result.ne(0) if dtype is torch.bool else result
+    result = torch.empty(info.shape, dtype=info.torch_dtype)
+    read_into(info, result)
+    return result
+
+
+def read_into(info: TensorInfo, out: torch.Tensor, staging: torch.Tensor | None = None) -> None:
+    """Reads a tensor into `out`: contiguous, of its shape, of any dtype and on any device.
+
+    Bytes that need no conversion go straight to their place, others piece by piece through `staging`, a CPU
+    tensor of bytes that the caller may keep for the next read.
+    """
+    assert out.is_contiguous() and tuple(out.shape) == info.shape
+    if not info.nbytes:
+        return
+    flat, dtype = out.view(-1), info.torch_dtype
+    try:
+        with info.file.open("rb", buffering=0) as file:
+            file.seek(info.start)
+            # Not for torch.bool: a stray byte other than 0 and 1 in one is undefined behaviour.
+            if flat.dtype is dtype and flat.device.type == "cpu" and dtype is not torch.bool:
+                _fill(info, file, flat.view(torch.uint8))
+                return
+            if staging is None:
+                staging = torch.empty(min(info.nbytes, STAGING_BYTES), dtype=torch.uint8)
+            for target in flat.split(staging.numel() // dtype.itemsize):
+                piece = staging[: target.numel() * dtype.itemsize]
+                _fill(info, file, piece)
+                target.copy_(piece.ne(0) if dtype is torch.bool else piece.view(dtype))
+    except OSError as error:
+        reason = error.strerror or error
+        raise CheckpointError(f"{info.file}: tensor {info.name!r}: cannot be read ({reason})") from error
+
+
+def _fill(info: TensorInfo, file: FileIO, piece: torch.Tensor) -> None:
+    """Fills the bytes of `piece`; one read of the system may return less than was asked for."""
+    buffer = piece.numpy().data
+    done = 0
+    while done < len(buffer):
+        got = file.readinto(buffer[done:])
+        if not got:
+            raise CheckpointError(f"{info.file}: tensor {info.name!r}: the file ends inside it")
+        done += got

@@ -89,4 +89,6 @@ class Runner:
 def page_table(pages: list[tuple[int, ...]], device: torch.device) -> Tensor:
     """Rectangular; short rows are filled up with page 0, which nobody reads."""
     width = max(len(row) for row in pages)
-    return torch.tensor([[*row, *([0] * (width - len(row)))] for row in pages], dtype=torch.long, device=device)
+    return torch.tensor(
+        [[*row, *([0] * (width - len(row)))] for row in pages], dtype=torch.long, device=device
+    )

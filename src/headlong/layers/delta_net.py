@@ -66,7 +66,14 @@ class GatedDeltaNet:
         v = mixed[:, key_size:].view(num_tokens, c.num_value_heads, c.value_dim)
         decay = torch.exp(self.rate * softplus(a + self.dt_bias))
         out = gated_delta(
-            qk[:, 0] * c.key_dim**-0.5, qk[:, 1], v, decay, sigmoid(b), state.delta, context.slots_R, context.delta
+            qk[:, 0] * c.key_dim**-0.5,
+            qk[:, 1],
+            v,
+            decay,
+            sigmoid(b),
+            state.delta,
+            context.slots_R,
+            context.delta,
         )
         out = gated_rms_norm(out, gate.view(out.shape), self.norm, c.eps)
         return self.out(out.flatten(1))

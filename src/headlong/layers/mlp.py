@@ -21,7 +21,8 @@ class Mlp:
     def load(cls, hidden_size: int, intermediate_size: int, scope: Scope) -> "Mlp":
         parts = (("gate_proj", intermediate_size), ("up_proj", intermediate_size))
         return cls(
-            scope.fused(*parts, in_features=hidden_size), scope.linear("down_proj", hidden_size, intermediate_size)
+            scope.fused(*parts, in_features=hidden_size),
+            scope.linear("down_proj", hidden_size, intermediate_size),
         )
 
     def __call__(self, x_ND: Tensor) -> Tensor:

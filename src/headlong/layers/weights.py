@@ -40,4 +40,6 @@ class Scope:
 
     def fused(self, *parts: tuple[str, int], in_features: int) -> Linear:
         """Several linears over the same input as one; `parts` are (name, out_features)."""
-        return self.ops.linear(torch.cat([self.tensor(f"{n}.weight", size, in_features) for n, size in parts]))
+        return self.ops.linear(
+            torch.cat([self.tensor(f"{n}.weight", size, in_features) for n, size in parts])
+        )

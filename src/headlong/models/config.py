@@ -47,7 +47,9 @@ class _Fields:
     def int(self, name: str, default: int | None = None, *, low: int = 1, high: int = 1 << 24) -> int:
         value = self.data.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise ConfigError(f"{self.where}: {name} must be a whole number from {low} to {high}, not {value!r}")
+            raise ConfigError(
+                f"{self.where}: {name} must be a whole number from {low} to {high}, not {value!r}"
+            )
         return value
 
     def float(self, name: str, default: float, *, low: float, high: float) -> float:
@@ -55,7 +57,9 @@ class _Fields:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise ConfigError(f"{self.where}: {name} must be a finite number, not {value!r}")
         if not low < value <= high:
-            raise ConfigError(f"{self.where}: {name} must be above {low:g} and at most {high:g}, not {value!r}")
+            raise ConfigError(
+                f"{self.where}: {name} must be above {low:g} and at most {high:g}, not {value!r}"
+            )
         return float(value)
 
     def bool(self, name: str, default: bool) -> bool:
@@ -80,11 +84,15 @@ def parse(config: Mapping[str, Any], *, moe: bool, interleaved: bool) -> ModelCo
         ("linear_num_key_heads", value_heads, key_heads),
     ):
         if big % small:
-            raise ConfigError(f"{f.where}: {name} ({small}) must divide the number of heads it serves ({big})")
+            raise ConfigError(
+                f"{f.where}: {name} ({small}) must divide the number of heads it serves ({big})"
+            )
     if text.get("hidden_act", "silu") != "silu":
         raise ConfigError(f"{f.where}: hidden_act {text['hidden_act']!r} is not supported, only 'silu'")
     if not f.bool("attn_output_gate", True):
-        raise ConfigError(f"{f.where}: attn_output_gate false is not supported: this family gates its attention")
+        raise ConfigError(
+            f"{f.where}: attn_output_gate false is not supported: this family gates its attention"
+        )
     layer_types = _layer_types(f)
     theta, rotary_dim = _rope(f, head_dim)
     return ModelConfig(
@@ -138,7 +146,9 @@ def _rope(f: _Fields, head_dim: int) -> tuple[float, int]:
     theta = merged.float("rope_theta", 10000.0, low=0.0, high=1e12)
     rotary_dim = int(head_dim * merged.float("partial_rotary_factor", 0.25, low=0.0, high=1.0))
     if rotary_dim < 2 or rotary_dim % 2:
-        raise ConfigError(f"{f.where}: partial_rotary_factor leaves {rotary_dim} rotary dimensions; needs an even number")
+        raise ConfigError(
+            f"{f.where}: partial_rotary_factor leaves {rotary_dim} rotary dimensions; needs an even number"
+        )
     return theta, rotary_dim
 
 

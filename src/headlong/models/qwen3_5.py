@@ -49,7 +49,9 @@ class Qwen35Model:
         self.norm = scope.norm("norm", hidden)
         # A stored lm_head wins over a config that calls it tied.
         own_head = not config.tied or scope.has("lm_head.weight")
-        self.lm_head = scope.linear("lm_head", vocab, hidden) if own_head else scope.ops.linear(self.embedding)
+        self.lm_head = (
+            scope.linear("lm_head", vocab, hidden) if own_head else scope.ops.linear(self.embedding)
+        )
         self.inv_freq = inverse_frequencies(config.rope_theta, config.rotary_dim).to(scope.ops.device)
         self.activation_dtype = scope.ops.activation_dtype
 

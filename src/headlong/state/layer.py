@@ -55,7 +55,9 @@ def allocate(
         shape = (num_pages + 1, spec.num_heads, page_size, width)
         return KvState(*(torch.zeros(shape, dtype=kv_dtype, device=device) for _ in range(2)))
     if not isinstance(spec, DeltaNetSpec):
-        raise ConfigError(f"{name}: its state ({type(spec).__name__}) cannot be rolled back, so it cannot be served")
+        raise ConfigError(
+            f"{name}: its state ({type(spec).__name__}) cannot be rolled back, so it cannot be served"
+        )
 
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(num_slots + 1, *shape, dtype=dtype, device=device)

@@ -100,7 +100,9 @@ class State:
             device = verdict.tokens_L.device
             slots = torch.tensor([plan.rows[i].slot for i in sampling], device=device)
             rows = torch.tensor(sampling, device=device)
-            self.last_token_S[slots] = verdict.tokens_L[_first_logits(plan, device)[rows] + verdict.accepted_R[rows]]
+            self.last_token_S[slots] = verdict.tokens_L[
+                _first_logits(plan, device)[rows] + verdict.accepted_R[rows]
+            ]
 
     def release(self, row_id: str) -> None:
         """Frees all that a row held."""

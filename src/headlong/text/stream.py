@@ -237,12 +237,13 @@ class TextStream:
         """The stop string that ended the text, if one did."""
         return None if self._matcher is None else self._matcher.matched
 
-    def push(self, token_id: int) -> TextEvent:
-        """Take one token. Once an event has `stopped`, later tokens change nothing."""
+    def push(self, token_id: int, match: bool = True) -> TextEvent:
+        """Take one token. Once an event has `stopped`, later tokens change nothing. Without `match` the
+        token's text is not searched for stops (it comes before a request's minimum length)."""
         if self._detokenizer is None:
             return _NOTHING
         text = self._detokenizer.push((token_id,))
-        if self._matcher is None:
+        if self._matcher is None or not match:
             return self._emit(text, None) if text else _NOTHING
         return self._emit(*self._matcher.push(text))
 

@@ -42,7 +42,9 @@ def plan(
     return ConvPlan(torch.tensor(taps, device=device), torch.tensor(keep, device=device))
 
 
-def causal_conv(x_NC: Tensor, windows_SWC: Tensor, weight_TC: Tensor, slots_R: Tensor, plan: ConvPlan) -> Tensor:
+def causal_conv(
+    x_NC: Tensor, windows_SWC: Tensor, weight_TC: Tensor, slots_R: Tensor, plan: ConvPlan
+) -> Tensor:
     """silu(conv(x)); updates the windows of `slots_R`."""
     line = torch.cat((windows_SWC[slots_R].flatten(0, 1), x_NC))
     inputs_NTC = line[plan.taps_NT]

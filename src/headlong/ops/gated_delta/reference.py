@@ -45,7 +45,10 @@ class DeltaPlan:
 
 
 def plan(
-    query_lens: tuple[int, ...], num_drafts: tuple[int, ...], num_replay: tuple[int, ...], device: torch.device
+    query_lens: tuple[int, ...],
+    num_drafts: tuple[int, ...],
+    num_replay: tuple[int, ...],
+    device: torch.device,
 ) -> DeltaPlan:
     certain_lens = [n - d for n, d in zip(query_lens, num_drafts, strict=True)]
     assert certain_lens == sorted(certain_lens, reverse=True), "rows must come longest first"

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-TILES = (2, 4, 8, 16)
+TILES = (1, 2, 4, 8, 16)
 PROBE_ROWS = 32
 PROBE_COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 24, 31, 32, 48, 64, 100, 128)
 MAX_PROBE_FEATURES = 4096

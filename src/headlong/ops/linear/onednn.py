@@ -9,8 +9,8 @@ from torch import Tensor
 
 from headlong.ops.linear.reference import pad_rows
 
-MIN_TILE = 2
-"""A single row may be split along the inner dimension between threads; two or more never were."""
+SPLIT_FEATURES = 1024
+"""Above this inner size a single row may be split between threads; two or more rows never were."""
 
 
 class OneDnnLinear:
@@ -18,10 +18,10 @@ class OneDnnLinear:
 
     name = "onednn"
 
-    def __init__(self, weight: Tensor, tile: int = MIN_TILE) -> None:
+    def __init__(self, weight: Tensor, tile: int = 2) -> None:
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
-        self.tile = max(tile, MIN_TILE)
+        self.tile = tile if self.in_features <= SPLIT_FEATURES else max(tile, 2)
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
 

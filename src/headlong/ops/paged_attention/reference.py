@@ -48,7 +48,9 @@ class AttentionPlan:
         )
 
 
-def plan(starts: tuple[int, ...], query_lens: tuple[int, ...], pages_RP: Tensor, page_size: int) -> AttentionPlan:
+def plan(
+    starts: tuple[int, ...], query_lens: tuple[int, ...], pages_RP: Tensor, page_size: int
+) -> AttentionPlan:
     tokens, positions, rows, num_pages, places = [], [], [], [], []
     flat = 0
     for row, (start, query_len) in enumerate(zip(starts, query_lens, strict=True)):
@@ -116,7 +118,9 @@ def _next_group(num_pages: tuple[int, ...], first: int, page_elements: int) -> t
     return first, last, pages
 
 
-def _attend_blocks(q_BQHD: Tensor, keys: Tensor, values: Tensor, pages_BP: Tensor, position_BQ: Tensor) -> Tensor:
+def _attend_blocks(
+    q_BQHD: Tensor, keys: Tensor, values: Tensor, pages_BP: Tensor, position_BQ: Tensor
+) -> Tensor:
     num_blocks, block, num_heads, head_dim = q_BQHD.shape
     num_kv, page_size = keys.shape[1:3]
     dtype = q_BQHD.dtype

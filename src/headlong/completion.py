@@ -1,0 +1,77 @@
+"""What a user gets back: finished completions with their statistics, and the chunks of a stream."""
+
+from dataclasses import dataclass, field, replace
+
+from headlong.types import FinishReason, TokenLogprobs
+
+
+@dataclass(frozen=True)
+class MtpStatus:
+    """Whether drafting ran for a completion and, if not, why."""
+
+    ran: bool
+    reason: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.ran
+
+
+@dataclass(frozen=True)
+class Stats:
+    """How a completion came about. A step is one pass of the target after the prompt was read."""
+
+    steps: int
+    tokens_per_step: float
+    """Tokens those steps gave, per step; 1.0 without drafting."""
+    drafted: int
+    accepted: int
+    acceptance_per_position: tuple[float, ...]
+    """Of the drafts at each depth whose predecessors were all accepted, the share accepted."""
+    prompt_tokens: int
+    prompt_seconds: float
+    decode_seconds: float
+    mtp: MtpStatus
+
+    @property
+    def tokens_per_second(self) -> float:
+        """While decoding, the prompt apart."""
+        return self.steps * self.tokens_per_step / self.decode_seconds if self.decode_seconds else 0.0
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One continuation of a prompt. `token_ids` includes the stop token that ended it, `text` does not."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+    stats: Stats
+    index: int = 0
+    rest: tuple["Completion", ...] = field(default=(), repr=False)
+
+    @property
+    def choices(self) -> tuple["Completion", ...]:
+        """All n continuations, this one first."""
+        return (self, *self.rest)
+
+    @staticmethod
+    def joined(choices: "list[Completion]") -> "Completion":
+        """The first, with the others as its `rest`."""
+        return replace(choices[0], rest=tuple(choices[1:]))
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one step added to one continuation."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    from_draft: tuple[bool, ...]
+    """Which of the tokens were drafted and accepted."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    completion: Completion | None = None
+    """The whole, in the last chunk of its index."""

@@ -1,0 +1,95 @@
+"""What a user may choose about an engine, checked once; architecture sizes never come from here."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from headlong.errors import ConfigError
+
+DEFAULT_DRAFTS = 3
+"""What `draft_tokens="auto"` means until the engine chooses by itself."""
+MAX_DRAFTS = 16
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Every field has a default that suits the embedded model on a laptop."""
+
+    mtp: Literal["auto", "on", "off"] = "auto"
+    draft_tokens: int | Literal["auto"] = "auto"
+    """Drafts per step where a request does not say."""
+    device: str = "auto"
+    dtype: str = "auto"
+    max_rows: int = 16
+    """Sequences that run at the same time; more wait."""
+    max_context: int | None = None
+    """Tokens of prompt and output together; by default what the model allows, within `cache_tokens`."""
+    cache_tokens: int | None = None
+    """Tokens the paged cache holds in all; by default what `max_rows` full contexts need, at most 65,536."""
+    page_size: int = 64
+    chunk_tokens: int = 512
+    """Prompt tokens read in one step."""
+    max_draft_tokens: int = 8
+    """The deepest draft a request may ask for; state is sized for it."""
+
+    def __post_init__(self) -> None:
+        if self.mtp not in ("auto", "on", "off"):
+            raise ConfigError(f"mtp must be 'auto', 'on' or 'off', not {self.mtp!r}")
+        if self.dtype != "auto" and self.dtype not in DTYPES:
+            raise ConfigError(f"dtype must be 'auto' or one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        _check("max_rows", self.max_rows, 1, 4096)
+        _check("page_size", self.page_size, 16, 1024)
+        _check("chunk_tokens", self.chunk_tokens, 1, 1 << 20)
+        _check("max_draft_tokens", self.max_draft_tokens, 1, min(MAX_DRAFTS, self.page_size))
+        if self.draft_tokens != "auto":
+            _check("draft_tokens", self.draft_tokens, 0, self.max_draft_tokens)
+        for name in ("max_context", "cache_tokens"):
+            value = getattr(self, name)
+            if value is not None:
+                _check(name, value, 1, 1 << 30)
+
+    @property
+    def drafts(self) -> int:
+        chosen = DEFAULT_DRAFTS if self.draft_tokens == "auto" else self.draft_tokens
+        return min(chosen, self.max_draft_tokens)
+
+    def resolve_device(self) -> torch.device:
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            device = torch.device(self.device)
+        except (RuntimeError, TypeError) as error:
+            raise ConfigError(f"device must be 'auto', 'cpu' or 'cuda[:n]', not {self.device!r}") from error
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(
+                f"device {self.device!r} was asked for, but torch sees no CUDA device; use 'cpu'"
+            )
+        return device
+
+    def resolve_dtype(self) -> torch.dtype | None:
+        """None leaves the choice to the checkpoint and the device."""
+        return None if self.dtype == "auto" else DTYPES[self.dtype]
+
+    def resolve_context(self, max_position: int) -> tuple[int, int]:
+        """(longest sequence, pages of the cache). A sequence must fit in the cache with its drafts."""
+        context = min(self.max_context or max_position, max_position)
+        wanted = self.cache_tokens or min(self.max_rows * context, max(context, 65536))
+        num_pages = -(-wanted // self.page_size)
+        fits = num_pages * self.page_size
+        if self.max_context is not None and context > fits:
+            raise ConfigError(
+                f"max_context {context} does not fit in cache_tokens {wanted}; raise cache_tokens"
+            )
+        return min(context, fits), num_pages
+
+
+def _check(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"{name} must be a whole number from {low} to {high}, not {value!r}")

@@ -1,0 +1,96 @@
+"""Gathers a sequence's step outputs into a completion with statistics. Reads `StepOutput`s and nothing else."""
+
+from headlong.completion import Chunk, Completion, MtpStatus, Stats
+from headlong.types import Request, RowOutput, StepOutput, TokenLogprobs
+
+
+class Collector:
+    """One per request; sees every step from the one it was added in."""
+
+    def __init__(self, request: Request, why_no_drafts: str | None) -> None:
+        self.request = request
+        self.completion: Completion | None = None
+        self._why_no_drafts = why_no_drafts
+        self._text: list[str] = []
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._steps = 0
+        self._drafted = 0
+        self._accepted = 0
+        self._tried: list[int] = []
+        self._agreed: list[int] = []
+        self._prompt_seconds = 0.0
+        self._decode_seconds = 0.0
+
+    def wait(self, step: StepOutput) -> None:
+        """A step that gave this row nothing."""
+        if self._tokens:
+            self._decode_seconds += step.seconds
+        else:
+            self._prompt_seconds += step.seconds
+
+    def take(self, step: StepOutput, output: RowOutput) -> Chunk:
+        """A step that gave it tokens, or its end."""
+        if self._tokens and output.token_ids:
+            self._steps += 1
+            self._decode_seconds += step.seconds
+            self._count_drafts(output)
+        elif output.token_ids:
+            self._prompt_seconds += step.seconds
+        self._text.append(output.text)
+        self._tokens.extend(output.token_ids)
+        self._logprobs.extend(output.logprobs)
+        if output.finish_reason is not None:
+            self.completion = self._complete(output)
+        return Chunk(
+            index=self.request.choice,
+            text=output.text,
+            token_ids=output.token_ids,
+            from_draft=output.from_draft,
+            logprobs=output.logprobs,
+            finish_reason=output.finish_reason,
+            completion=self.completion,
+        )
+
+    def _count_drafts(self, output: RowOutput) -> None:
+        self._drafted += output.num_drafted
+        self._accepted += output.num_accepted
+        missing = output.num_drafted - len(self._tried)
+        self._tried.extend([0] * missing)
+        self._agreed.extend([0] * missing)
+        for place in range(min(output.num_accepted + 1, output.num_drafted)):
+            self._tried[place] += 1
+            self._agreed[place] += place < output.num_accepted
+
+    def _complete(self, output: RowOutput) -> Completion:
+        assert output.finish_reason is not None
+        stats = Stats(
+            steps=self._steps,
+            tokens_per_step=(len(self._tokens) - 1) / self._steps if self._steps else 0.0,
+            drafted=self._drafted,
+            accepted=self._accepted,
+            acceptance_per_position=tuple(
+                agreed / tried if tried else 0.0
+                for agreed, tried in zip(self._agreed, self._tried, strict=True)
+            ),
+            prompt_tokens=len(self.request.prompt),
+            prompt_seconds=self._prompt_seconds,
+            decode_seconds=self._decode_seconds,
+            mtp=self._mtp(),
+        )
+        return Completion(
+            text="".join(self._text),
+            token_ids=tuple(self._tokens),
+            logprobs=None if self.request.params.logprobs is None else tuple(self._logprobs),
+            finish_reason=output.finish_reason,
+            stop_reason=output.stop_reason,
+            stats=stats,
+            index=self.request.choice,
+        )
+
+    def _mtp(self) -> MtpStatus:
+        if self._drafted:
+            return MtpStatus(True)
+        if self._why_no_drafts is not None:
+            return MtpStatus(False, self._why_no_drafts)
+        return MtpStatus(False, "the output ended before a draft could be of use")

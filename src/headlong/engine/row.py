@@ -1,0 +1,83 @@
+"""One sequence as the host sees it: its tokens, its text and when it ends. Holds no tensors."""
+
+from headlong.text.stream import TextStream
+from headlong.text.tokenizer import Tokenizer
+from headlong.types import FinishReason, Request, RowOutput, TokenLogprobs
+
+
+class Row:
+    """Grows by what the target emits; cuts itself at the first stop."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer | None, max_len: int) -> None:
+        self.request = request
+        self.max_len = max_len
+        self.output: list[int] = []
+        self.decoding = False
+        """Whether its last token is on the device and alone unread."""
+        self.finish_reason: FinishReason | None = None
+        self._stream = TextStream(tokenizer, request.params.stop)
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.request.prompt) + len(self.output)
+
+    def tokens(self, start: int, end: int) -> tuple[int, ...]:
+        """Prompt and output as one sequence; stops at what is there."""
+        prompt = self.request.prompt
+        split = len(prompt)
+        return (*prompt[start:end], *self.output[max(0, start - split) : max(0, end - split)])
+
+    @property
+    def depth_limit(self) -> int:
+        """Drafts that could still be emitted, besides the token every step gives."""
+        left = min(self.request.params.max_tokens - len(self.output), self.max_len - self.num_tokens)
+        return max(0, min(self.request.draft_tokens, left - 1))
+
+    def accept(
+        self,
+        tokens: tuple[int, ...],
+        logprobs: tuple[TokenLogprobs, ...],
+        num_drafted: int,
+        num_accepted: int,
+    ) -> RowOutput:
+        """Takes a step's tokens up to the first that ends the row; the rest never happened."""
+        params = self.request.params
+        text, kept, stop_reason = "", 0, None
+        for token in tokens:
+            self.output.append(token)
+            kept += 1
+            if token in self.request.stop_ids:
+                self.finish_reason, stop_reason = "stop", token
+                break
+            event = self._stream.push(token, match=len(self.output) >= params.min_tokens)
+            text += event.text
+            if event.stopped is not None:
+                self.finish_reason, stop_reason = "stop", event.stopped
+                break
+            if len(self.output) >= params.max_tokens or self.num_tokens >= self.max_len:
+                self.finish_reason = "length"
+                break
+        if self.finish_reason is not None:
+            text += self._stream.finish()
+            if stop_reason is None and self._stream.stopped is not None:
+                self.finish_reason, stop_reason = "stop", self._stream.stopped
+        self.decoding = True
+        return RowOutput(
+            request=self.request,
+            token_ids=tokens[:kept],
+            text=text,
+            num_drafted=num_drafted,
+            num_accepted=num_accepted,
+            from_draft=tuple(i < num_accepted for i in range(kept)),
+            logprobs=logprobs[:kept],
+            finish_reason=self.finish_reason,
+            stop_reason=stop_reason,
+        )
+
+    def cancel(self) -> RowOutput:
+        self.finish_reason = "cancelled"
+        return RowOutput(self.request, (), self._stream.finish(), 0, 0, (), (), "cancelled")

@@ -1,0 +1,129 @@
+"""An engine with all that stands around it: checkpoint, tokenizer, chat template, end-of-sequence ids.
+
+What the synchronous and the asynchronous front ends share. Turns prompts into requests; steps nothing.
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headlong.checkpoint import source
+from headlong.checkpoint.checkpoint import Checkpoint
+from headlong.config import EngineConfig
+from headlong.engine.build import build, survey
+from headlong.engine.collect import Collector
+from headlong.engine.engine import Engine
+from headlong.errors import ConfigError, RequestError
+from headlong.params import SamplingParams
+from headlong.progress import ProgressFn, silent
+from headlong.text.template import ChatTemplate
+from headlong.text.tokenizer import Tokenizer
+from headlong.types import Request
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Service:
+    """Immutable but for the engine inside."""
+
+    engine: Engine
+    folder: Path
+    tokenizer: Tokenizer | None
+    template: ChatTemplate | None
+    eos_ids: frozenset[int]
+    recommended: Mapping[str, Any]
+    """The checkpoint's generation_config."""
+    head_refusal: str | None
+
+    @classmethod
+    def load(cls, model: str | Path | None, config: EngineConfig, progress: ProgressFn = silent) -> "Service":
+        device = config.resolve_device()
+        folder = source.resolve(model, progress=progress)
+        checkpoint = Checkpoint.open(folder)
+        blueprint = survey(checkpoint, config.mtp)
+        tokenizer = Tokenizer.from_folder(folder)
+        built = build(blueprint, device=device, dtype=config.resolve_dtype(), progress=progress)
+        template = None
+        if tokenizer is not None and tokenizer.chat_template:
+            template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
+        return cls(
+            engine=Engine(built, config, tokenizer),
+            folder=folder,
+            tokenizer=tokenizer,
+            template=template,
+            eos_ids=_eos_ids(checkpoint, blueprint.config.eos_token_ids, tokenizer),
+            recommended=checkpoint.generation_config,
+            head_refusal=built.head_refusal,
+        )
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        if not isinstance(prompt, str):
+            return tuple(prompt)
+        if self.tokenizer is None:
+            raise RequestError(
+                f"prompt is text, but {self.folder} has no tokenizer.json; pass token ids or add the file"
+            )
+        return tuple(self.tokenizer.encode(prompt))
+
+    def encode_chat(self, messages: Sequence[Message], **extra: Any) -> tuple[int, ...]:
+        if self.tokenizer is None or self.template is None:
+            missing = "tokenizer.json" if self.tokenizer is None else "chat template"
+            raise RequestError(
+                f"messages need a chat template, but {self.folder} has no {missing}; pass a prompt"
+            )
+        text = self.template.render(list(messages), add_generation_prompt=True, **extra)
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def requests(self, prompt: tuple[int, ...], params: SamplingParams, id_prefix: str) -> list[Request]:
+        """One request per choice; they share the seed and differ in the choice."""
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)
+        return [
+            Request(
+                id=f"{id_prefix}.{choice}",
+                prompt=prompt,
+                params=params,
+                seed=seed,
+                choice=choice,
+                draft_tokens=self.engine.resolve_drafts(params),
+                stop_ids=stop_ids,
+            )
+            for choice in range(params.n)
+        ]
+
+    def collector(self, request: Request) -> Collector:
+        reason = self.head_refusal
+        if reason is None and not request.draft_tokens:
+            off = "draft_tokens is 0 for this request"
+            reason = off if request.params.draft_tokens == 0 else "the engine runs with draft_tokens 0"
+        return Collector(request, reason)
+
+    def recommended_params(self, **overrides: Any) -> SamplingParams:
+        """Sampling as the checkpoint's authors suggest, with changes of your own."""
+        known = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        given = {name: self.recommended[name] for name in known if self.recommended.get(name) is not None}
+        if not self.recommended.get("do_sample", bool(given)):
+            given.pop("temperature", None)
+        try:
+            return SamplingParams(**(given | overrides))
+        except RequestError as error:
+            raise ConfigError(
+                f"generation_config.json of {self.folder} or the changes to it: {error}"
+            ) from error
+
+
+def _eos_ids(
+    checkpoint: Checkpoint, from_config: tuple[int, ...], tokenizer: Tokenizer | None
+) -> frozenset[int]:
+    ids = set(from_config)
+    listed = checkpoint.generation_config.get("eos_token_id")
+    for token in listed if isinstance(listed, list) else [listed]:
+        if isinstance(token, int) and not isinstance(token, bool):
+            ids.add(token)
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        ids.add(tokenizer.eos_token_id)
+    return frozenset(ids)

@@ -1,0 +1,89 @@
+"""From the model's logits to the distribution a request asked for, at every draft position by its own prefix.
+
+Each function touches only the entries that asked for it, so a row's bits do not depend on its neighbours'
+settings. Order: penalties, bias, early stops, temperature, top-k, top-p, min-p.
+"""
+
+import torch
+from torch import Tensor
+
+from headlong.sampling.entries import Entries
+from headlong.sampling.table import SamplingTable
+
+
+def adjust(logits_LV: Tensor, entries: Entries, table: SamplingTable) -> Tensor:
+    """Penalties, bias, bans and minimum length: what greedy decoding obeys too. Input is left as it is."""
+    penalised = entries.where(lambda p: p.penalised)
+    biased = entries.where(lambda p: bool(p.logit_bias or p.bad_token_ids))
+    early = entries.where(lambda p: p.min_tokens > 0)
+    if penalised is None and biased is None and early is None:
+        return logits_LV
+    logits_LV = logits_LV.clone()
+    if penalised is not None:
+        logits_LV[penalised] = _penalise(logits_LV[penalised], penalised, entries, table)
+    if biased is not None:
+        logits_LV[biased] += table.bias[entries.slots_L[biased]]
+    if early is not None:
+        slots = entries.slots_L[early]
+        too_early = entries.generated_L[early] < table.min_tokens[slots]
+        logits_LV[early] = logits_LV[early].masked_fill(table.stops[slots] & too_early[:, None], -torch.inf)
+    return logits_LV
+
+
+def _penalise(logits_MV: Tensor, index: Tensor, entries: Entries, table: SamplingTable) -> Tensor:
+    slots = entries.slots_L[index]
+    counts = table.counts[slots]
+    if entries.prefix_LK is not None:
+        prefix = entries.prefix_LK[index]
+        before = torch.arange(prefix.shape[1], device=prefix.device) < entries.offsets_L[index, None]
+        counts.scatter_add_(1, prefix, before.int())
+    produced = counts > 0
+
+    def scalar(name: str) -> Tensor:
+        return table.scalars[name][slots, None].to(logits_MV.dtype)
+
+    repetition = scalar("repetition_penalty")
+    seen = produced | table.in_prompt[slots]
+    shrunk = torch.where(logits_MV > 0, logits_MV / repetition, logits_MV * repetition)
+    logits_MV = torch.where(seen, shrunk, logits_MV)
+    return logits_MV - produced * scalar("presence_penalty") - counts * scalar("frequency_penalty")
+
+
+def shape(logits_LV: Tensor, entries: Entries, table: SamplingTable, index: Tensor) -> Tensor:
+    """Temperature and filters for the sampled entries `index`: log-probabilities up to a constant, float64,
+    with -inf for what was cut."""
+    slots = entries.slots_L[index]
+    logits = logits_LV[index].double() / table.scalars["temperature"][slots, None]
+    params = [entries.params[i] for i in index.tolist()]
+    for wanted, cut in (
+        (lambda p: p.top_k > 0, _top_k),
+        (lambda p: p.top_p < 1, _top_p),
+        (lambda p: p.min_p > 0, _min_p),
+    ):
+        chosen = [i for i, p in enumerate(params) if wanted(p)]
+        if chosen:
+            at = torch.tensor(chosen, device=logits.device)
+            logits[at] = cut(logits[at], slots[at], table)
+    return logits
+
+
+def _top_k(logits_MV: Tensor, slots_M: Tensor, table: SamplingTable) -> Tensor:
+    k = table.scalars["top_k"][slots_M].long().clamp(max=logits_MV.shape[1])
+    best = torch.topk(logits_MV, int(k.max()), dim=-1).values
+    worst_kept = best.gather(1, k[:, None] - 1)
+    return logits_MV.masked_fill(logits_MV < worst_kept, -torch.inf)
+
+
+def _top_p(logits_MV: Tensor, slots_M: Tensor, table: SamplingTable) -> Tensor:
+    """The smallest set of best tokens that holds at least p; the best one always stays."""
+    p = torch.softmax(logits_MV, dim=-1)
+    ordered, order = torch.sort(p, dim=-1, descending=True, stable=True)
+    before = ordered.cumsum(-1) - ordered
+    cut = before >= table.scalars["top_p"][slots_M, None]
+    cut[:, 0] = False
+    return logits_MV.masked_fill(torch.empty_like(cut).scatter_(1, order, cut), -torch.inf)
+
+
+def _min_p(logits_MV: Tensor, slots_M: Tensor, table: SamplingTable) -> Tensor:
+    floor = logits_MV.amax(-1, keepdim=True) + table.scalars["min_p"][slots_M, None].log()
+    return logits_MV.masked_fill(logits_MV < floor, -torch.inf)

@@ -1,0 +1,95 @@
+"""Each slot's sampling settings, as tensors a step can gather. Knows slots and tokens, no model.
+
+Rows without penalties, bias or minimum length cost nothing: the [slots, vocabulary] tensors exist only from
+the first request that needs them.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from headlong.types import Request
+
+_SCALARS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+
+
+class SamplingTable:
+    """`requests[slot]` is the host's view; the tensors are the device's."""
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        self.vocab_size = vocab_size
+        self.device = device
+        self.requests: list[Request | None] = [None] * (num_slots + 1)
+        size = num_slots + 1
+        self.scalars = {name: torch.zeros(size, dtype=torch.float64, device=device) for name in _SCALARS}
+        self.seed = torch.zeros(size, dtype=torch.long, device=device)
+        self.choice = torch.zeros(size, dtype=torch.long, device=device)
+        self.min_tokens = torch.zeros(size, dtype=torch.long, device=device)
+        self._dense: dict[str, Tensor] = {}
+
+    def set(self, slot: int, request: Request, output: list[int]) -> None:
+        """Settles a row into its slot; `output` is what it produced before it was preempted."""
+        params = request.params
+        self.requests[slot] = request
+        for name in _SCALARS:
+            self.scalars[name][slot] = float(getattr(params, name))
+        self.seed[slot] = request.seed
+        self.choice[slot] = request.choice
+        self.min_tokens[slot] = params.min_tokens
+        if params.penalised:
+            self.in_prompt[slot] = False
+            self.in_prompt[slot, self._ids(request.prompt)] = True
+            self.counts[slot] = 0
+            self.counts[slot].index_add_(0, self._ids(output), self._ids([1] * len(output)).int())
+        if params.logit_bias or params.bad_token_ids:
+            self.bias[slot] = 0.0
+            for token, value in params.logit_bias.items():
+                self.bias[slot, token] = value
+            self.bias[slot, self._ids(params.bad_token_ids)] = -torch.inf
+        if params.min_tokens:
+            self.stops[slot] = False
+            self.stops[slot, self._ids(request.stop_ids)] = True
+
+    def clear(self, slot: int) -> None:
+        self.requests[slot] = None
+
+    def count(self, slots: list[int], tokens: list[int]) -> None:
+        """Adds settled tokens to penalised slots; the two go in pairs."""
+        ones = torch.ones(len(tokens), dtype=torch.int32, device=self.device)
+        self.counts.index_put_((self._ids(slots), self._ids(tokens)), ones, accumulate=True)
+
+    @property
+    def counts(self) -> Tensor:
+        """How often each token was produced."""
+        return self._lazy("counts", torch.int32)
+
+    @property
+    def in_prompt(self) -> Tensor:
+        return self._lazy("in_prompt", torch.bool)
+
+    @property
+    def bias(self) -> Tensor:
+        return self._lazy("bias", torch.float32)
+
+    @property
+    def stops(self) -> Tensor:
+        """Tokens that would end the row."""
+        return self._lazy("stops", torch.bool)
+
+    def _lazy(self, name: str, dtype: torch.dtype) -> Tensor:
+        if name not in self._dense:
+            shape = (len(self.requests), self.vocab_size)
+            self._dense[name] = torch.zeros(shape, dtype=dtype, device=self.device)
+        return self._dense[name]
+
+    def _ids(self, tokens: Iterable[int]) -> Tensor:
+        return torch.tensor(list(tokens), dtype=torch.long, device=self.device)

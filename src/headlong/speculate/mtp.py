@@ -1,0 +1,105 @@
+"""Drafts with the model's own MTP head.
+
+After each step the head reads the pairs (target hidden, next token) of everything the step fed, prompts
+included, so it is primed in the same pass; what it says of the last settled pair is the carry. A draft of
+depth K is the carry's token and K − 1 further passes over the head's own output.
+"""
+
+import torch
+from torch import Tensor
+
+from headlong.layers.context import Context
+from headlong.models.mtp import MtpHead
+from headlong.models.qwen3_5 import Qwen35Model
+from headlong.ops.paged_attention import reference as paged_attention
+from headlong.ops.rope.reference import angles
+from headlong.sampling.entries import Entries, Entry
+from headlong.sampling.sampler import Sampler
+from headlong.state.state import State
+from headlong.types import Batch, Draft, Plan, RowPlan, Verdict
+
+
+class MtpProposer:
+    """One head over the state it shares with its target."""
+
+    def __init__(self, model: Qwen35Model, head: MtpHead, state: State, sampler: Sampler) -> None:
+        self.model = model
+        self.head = head
+        self.state = state
+        self.sampler = sampler
+        self.max_drafts = state.max_drafts
+
+    def propose(self, plan: Plan) -> Draft | None:
+        rows = plan.drafting
+        if not rows:
+            return None
+        device = self.state.carry_SD.device
+        slots = torch.tensor([row.slot for row in rows], device=device)
+        hidden = self.state.carry_SD[slots]
+        tokens_DK = torch.zeros(len(rows), plan.num_drafts, dtype=torch.long, device=device)
+        q_steps: list[Tensor | None] = []
+        passes = _Passes(self.model, self.state, rows, slots)
+        for depth in range(plan.num_drafts):
+            if depth:
+                embedding = self.model.embed(tokens_DK[:, depth - 1])
+                hidden = self.head.forward(embedding, hidden, passes.context(depth - 1), self.state.layers)
+            entries = [
+                Entry(row.slot, row.start + 1 + depth, depth, row.num_generated + depth) for row in rows
+            ]
+            wanted = Entries.of(entries, self.sampler.table, tokens_DK)
+            tokens_DK[:, depth], q = self.sampler.propose(self.model.logits(hidden), wanted)
+            q_steps.append(q)
+        return _spread(plan, tokens_DK, q_steps)
+
+    def observe(
+        self, plan: Plan, batch: Batch, context: Context, hidden_ND: Tensor, verdict: Verdict
+    ) -> None:
+        if not any(row.request.draft_tokens for row in plan.rows):
+            return
+        next_N = batch.next_tokens_N
+        if len(batch.logits_index_L):
+            # Past the accepted drafts this pairs with tokens that will not stand; those places are rewritten
+            # before anything reads them.
+            next_N = next_N.index_copy(0, batch.logits_index_L, verdict.tokens_L)
+        out_ND = self.head.forward(self.model.embed(next_N), hidden_ND, context, self.state.layers)
+        last, flat = [], 0
+        for row in plan.rows:
+            last.append(flat + row.num_certain - 1)
+            flat += row.query_len
+        settled = torch.tensor(last, device=out_ND.device) + verdict.accepted_R
+        self.state.carry_SD[batch.slots_R] = out_ND[settled]
+
+
+class _Passes:
+    """The contexts of the head's passes: one token per row, a position further each time."""
+
+    def __init__(self, model: Qwen35Model, state: State, rows: tuple[RowPlan, ...], slots: Tensor) -> None:
+        self.model = model
+        self.slots = slots
+        self.page_size = state.page_size
+        starts = tuple(row.start for row in rows)
+        # One spare column of page 0: a shallow row's unused passes may run past its own pages.
+        width = 1 + max(len(row.pages) for row in rows)
+        table = [[*row.pages, *([0] * (width - len(row.pages)))] for row in rows]
+        self.pages_RP = torch.tensor(table, device=slots.device)
+        self.first = paged_attention.plan(starts, (1,) * len(rows), self.pages_RP, state.page_size)
+        self.starts = torch.tensor(starts, device=slots.device)
+
+    def context(self, index: int) -> Context:
+        """Pass `index` (from 0) pairs draft `index` with the hidden state at position start + index."""
+        attention = self.first.shifted(index, self.pages_RP, self.page_size) if index else self.first
+        cos, sin = angles(self.starts + index, self.model.inv_freq, self.model.activation_dtype)
+        return Context(cos, sin, attention, self.slots)
+
+
+def _spread(plan: Plan, tokens_DK: Tensor, q_steps: list[Tensor | None]) -> Draft:
+    """From drafting rows to all rows of the plan."""
+    at = torch.tensor([i for i, row in enumerate(plan.rows) if row.num_drafts], device=tokens_DK.device)
+    tokens_RK = tokens_DK.new_zeros(len(plan.rows), plan.num_drafts)
+    tokens_RK[at] = tokens_DK
+    if any(q is None for q in q_steps):
+        return Draft(tokens_RK)
+    q_DKV = torch.stack([q for q in q_steps if q is not None], dim=1)
+    q_RKV = q_DKV.new_zeros(len(plan.rows), *q_DKV.shape[1:])
+    q_RKV[at] = q_DKV
+    return Draft(tokens_RK, q_RKV)
