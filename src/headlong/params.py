@@ -122,9 +122,8 @@ class SamplingParams:
     def _check_float(self, name: str, low: float, high: float, *, open_low: bool = False) -> None:
         value = getattr(self, name)
         if not _is_number(value) or not low <= value <= high or (open_low and value == low):
-            raise RequestError(
-                f"{name} must be {'above' if open_low else 'at least'} {low:g} and at most {high:g}, not {value!r}"
-            )
+            bound = f"{'above' if open_low else 'at least'} {low:g} and at most {high:g}"
+            raise RequestError(f"{name} must be {bound}, not {value!r}")
 
 
 def _is_int(value: object) -> bool:

@@ -91,9 +91,9 @@ class Batch:
     next_tokens_N: Tensor
     """The token after each one, where it is known before sampling; the head pairs hidden states with it."""
     positions_N: Tensor
-    slots_R: Tensor
     pages_RP: Tensor
     logits_index_L: Tensor
+    slots: tuple[int, ...]
     starts: tuple[int, ...]
     query_lens: tuple[int, ...]
     num_drafts: tuple[int, ...]

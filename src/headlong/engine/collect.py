@@ -1,4 +1,4 @@
-"""Gathers a sequence's step outputs into a completion with statistics. Reads `StepOutput`s and nothing else."""
+"""Gathers a sequence's step outputs into a completion with statistics. Reads `StepOutput`s alone."""
 
 from headlong.completion import Chunk, Completion, MtpStatus, Stats
 from headlong.types import Request, RowOutput, StepOutput, TokenLogprobs

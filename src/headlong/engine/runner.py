@@ -55,7 +55,7 @@ class Runner:
             tokens_N=tokens_N,
             next_tokens_N=self._tensor(following),
             positions_N=self._tensor(positions),
-            slots_R=self._tensor([row.slot for row in plan.rows]),
+            slots=tuple(row.slot for row in plan.rows),
             pages_RP=page_table([row.pages for row in plan.rows], self.device),
             logits_index_L=self._tensor(logits_index),
             starts=tuple(row.start for row in plan.rows),
@@ -65,15 +65,14 @@ class Runner:
         )
 
     def context(self, batch: Batch) -> Context:
-        cos, sin = angles(batch.positions_N, self.model.inv_freq, self.model.activation_dtype)
+        rotation = angles(batch.positions_N, self.model.rotary, self.model.activation_dtype)
         attention = paged_attention.plan(batch.starts, batch.query_lens, batch.pages_RP, self.state.page_size)
         if self.conv_kernel is None:
-            return Context(cos, sin, attention, batch.slots_R)
-        lens, drafts, replay = batch.query_lens, batch.num_drafts, batch.num_replay
+            return Context(rotation, attention)
+        rows = (batch.slots, batch.query_lens, batch.num_drafts, batch.num_replay)
         window = self.conv_kernel - 1 + self.state.max_drafts
-        conv = causal_conv.plan(lens, drafts, replay, self.conv_kernel, window, self.device)
-        delta = gated_delta.plan(lens, drafts, replay, self.device)
-        return Context(cos, sin, attention, batch.slots_R, conv, delta)
+        conv = causal_conv.plan(*rows, self.conv_kernel, window, self.device)
+        return Context(rotation, attention, conv, gated_delta.plan(*rows, self.device))
 
     def forward(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
         """Hidden states of all tokens, and logits of those that want them."""

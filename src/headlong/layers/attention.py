@@ -8,7 +8,7 @@ from torch import Tensor
 from headlong.layers.context import Context
 from headlong.layers.weights import Scope
 from headlong.ops.elementwise import sigmoid
-from headlong.ops.norm.reference import rms_norm
+from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.paged_attention.reference import attend, write
 from headlong.ops.rope.reference import rotate
 from headlong.state.layer import KvState
@@ -45,10 +45,10 @@ class GatedAttention:
         self.project = scope.ops.linear(weight[:, :-1].contiguous() if c.bias else weight)
         self.out = scope.linear("o_proj", c.hidden_size, heads * dim)
         self.out_bias = scope.vector("o_proj.bias", c.hidden_size) if c.bias else None
-        q_norm, k_norm = scope.norm("q_norm", dim), scope.norm("k_norm", dim)
-        self.qk_norm = torch.cat([q_norm.expand(heads, dim), k_norm.expand(kv, dim)])
+        # Rotation keeps lengths, so the softmax scale can ride on the queries' norm.
+        q_norm, k_norm = scope.norm_weight("q_norm", dim) * dim**-0.5, scope.norm_weight("k_norm", dim)
+        self.qk_norm = RmsNorm(torch.cat([q_norm.expand(heads, dim), k_norm.expand(kv, dim)]), c.eps)
         self.sizes = [(heads + kv) * dim, heads * dim, kv * dim]
-        self.scale = dim**-0.5
 
     @property
     def state_spec(self) -> KvSpec:
@@ -59,11 +59,11 @@ class GatedAttention:
         projected = self.project(x_ND)
         if self.bias is not None:
             projected = projected + self.bias
-        qk, gate, v = projected.split(self.sizes, dim=-1)
-        qk = rms_norm(qk.view(x_ND.shape[0], -1, dim), self.qk_norm, self.config.eps)
-        qk = rotate(qk, context.cos, context.sin)
+        qk, gate, v = projected.split_with_sizes(self.sizes, dim=-1)
+        qk = self.qk_norm(qk.view(x_ND.shape[0], -1, dim))
+        qk = rotate(qk, context.angles)
         write(state.keys, qk[:, heads:], context.attention)
         write(state.values, v.reshape(x_ND.shape[0], -1, dim), context.attention)
-        out = attend(qk[:, :heads], state.keys, state.values, context.attention, self.scale)
+        out = attend(qk[:, :heads], state.keys, state.values, context.attention)
         out = self.out(out.flatten(1) * sigmoid(gate))
         return out if self.out_bias is None else out + self.out_bias

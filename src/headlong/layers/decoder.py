@@ -7,7 +7,6 @@ from headlong.layers.context import Context
 from headlong.layers.delta_net import GatedDeltaNet
 from headlong.layers.mlp import Mlp, MoeMlp
 from headlong.layers.weights import Scope
-from headlong.ops.norm.reference import rms_norm
 from headlong.state.layer import LayerState
 from headlong.state.specs import LayerSpec
 
@@ -27,14 +26,13 @@ class DecoderLayer:
         self.name = name
         self.mixer = mixer
         self.mlp = mlp
-        self.mixer_norm = scope.norm("input_layernorm", hidden_size)
-        self.mlp_norm = scope.norm("post_attention_layernorm", hidden_size)
-        self.eps = eps
+        self.mixer_norm = scope.norm("input_layernorm", hidden_size, eps)
+        self.mlp_norm = scope.norm("post_attention_layernorm", hidden_size, eps)
 
     @property
     def state_spec(self) -> LayerSpec:
         return self.mixer.state_spec
 
     def __call__(self, x_ND: Tensor, context: Context, state: LayerState) -> Tensor:
-        x_ND = x_ND + self.mixer(rms_norm(x_ND, self.mixer_norm, self.eps), context, state)  # type: ignore[arg-type]
-        return x_ND + self.mlp(rms_norm(x_ND, self.mlp_norm, self.eps))
+        x_ND = x_ND + self.mixer(self.mixer_norm(x_ND), context, state)  # type: ignore[arg-type]
+        return x_ND + self.mlp(self.mlp_norm(x_ND))

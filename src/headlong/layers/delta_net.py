@@ -10,9 +10,11 @@ from headlong.layers.weights import Scope
 from headlong.ops.causal_conv.reference import causal_conv
 from headlong.ops.elementwise import sigmoid, softplus
 from headlong.ops.gated_delta.reference import gated_delta
-from headlong.ops.norm.reference import gated_rms_norm, l2_norm
+from headlong.ops.norm.reference import RmsNorm, l2_norm
 from headlong.state.layer import DeltaNetState
 from headlong.state.specs import DeltaNetSpec
+
+QK_EPS = 1e-6
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,9 @@ class GatedDeltaNet:
         self.conv_TC = conv.squeeze(1).t().contiguous()
         self.rate = -scope.vector("A_log", c.num_value_heads).exp()
         self.dt_bias = scope.vector("dt_bias", c.num_value_heads)
-        self.norm = scope.norm("norm", c.value_dim, zero_centred=False)
+        # Queries would be scaled by 1/√key_dim; the norm that follows takes it all out but for its eps.
+        self.norm = RmsNorm(scope.vector("norm.weight", c.value_dim), c.eps * c.key_dim)
+        self.qk_eps = torch.full((), QK_EPS, dtype=self.rate.dtype, device=self.rate.device)
         self.out = scope.linear("out_proj", c.hidden_size, value_size)
 
     @property
@@ -56,27 +60,18 @@ class GatedDeltaNet:
     def __call__(self, x_ND: Tensor, context: Context, state: DeltaNetState) -> Tensor:
         assert context.conv is not None and context.delta is not None
         c, num_tokens = self.config, x_ND.shape[0]
-        mixed, gate, b, a = self.project(x_ND).split(self.sizes, dim=-1)
-        mixed = causal_conv(mixed, state.windows, self.conv_TC, context.slots_R, context.conv)
+        mixed, gate, b, a = self.project(x_ND).split_with_sizes(self.sizes, dim=-1)
+        mixed = causal_conv(mixed, state.windows, self.conv_TC, context.conv)
 
         key_size = 2 * c.num_key_heads * c.key_dim
-        qk = l2_norm(mixed[:, :key_size].view(num_tokens, 2, c.num_key_heads, c.key_dim))
+        qk = l2_norm(mixed[:, :key_size].view(num_tokens, 2, c.num_key_heads, c.key_dim), self.qk_eps)
         if c.num_value_heads != c.num_key_heads:
-            qk = qk.repeat_interleave(c.num_value_heads // c.num_key_heads, dim=2)
+            shape = (num_tokens, 2, c.num_key_heads, c.num_value_heads // c.num_key_heads, c.key_dim)
+            qk = qk.unsqueeze(3).expand(shape).flatten(2, 3)
         v = mixed[:, key_size:].view(num_tokens, c.num_value_heads, c.value_dim)
         decay = torch.exp(self.rate * softplus(a + self.dt_bias))
-        out = gated_delta(
-            qk[:, 0] * c.key_dim**-0.5,
-            qk[:, 1],
-            v,
-            decay,
-            sigmoid(b),
-            state.delta,
-            context.slots_R,
-            context.delta,
-        )
-        out = gated_rms_norm(out, gate.view(out.shape), self.norm, c.eps)
-        return self.out(out.flatten(1))
+        out = gated_delta(qk[:, 0], qk[:, 1], v, decay, sigmoid(b), state.delta, context.delta)
+        return self.out(self.norm.gated(out, gate.view(out.shape)).flatten(1))
 
 
 def _separate_rows(c: DeltaNetConfig, scope: Scope) -> Tensor:

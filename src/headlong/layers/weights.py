@@ -7,12 +7,13 @@ from torch import Tensor
 
 from headlong.checkpoint.load import WeightSource
 from headlong.ops.linear.invariance import Linear
+from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.registry import Ops
 
 
 @dataclass(frozen=True)
 class Scope:
-    """`scope("layers.0")` is the scope below; `linear` packs, `vector` gives small tensors in fp32 or wider."""
+    """`scope("layers.0")` is the scope below; `linear` packs, `vector` is for small tensors, fp32 or wider."""
 
     source: WeightSource
     ops: Ops
@@ -30,10 +31,12 @@ class Scope:
     def vector(self, name: str, *shape: int) -> Tensor:
         return self.source.get(self.prefix + name, *shape, dtype=self.ops.activation_dtype)
 
-    def norm(self, name: str, size: int, *, zero_centred: bool = True) -> Tensor:
-        """A norm's multiplier: Qwen stores most of them as w with 1 + w meant."""
-        weight = self.vector(f"{name}.weight", size)
-        return weight + 1.0 if zero_centred else weight
+    def norm_weight(self, name: str, size: int) -> Tensor:
+        """A norm's multiplier: Qwen stores w where 1 + w is meant."""
+        return self.vector(f"{name}.weight", size) + 1.0
+
+    def norm(self, name: str, size: int, eps: float) -> RmsNorm:
+        return RmsNorm(self.norm_weight(name, size), eps)
 
     def linear(self, name: str, out_features: int, in_features: int) -> Linear:
         return self.ops.linear(self.tensor(f"{name}.weight", out_features, in_features))

@@ -18,7 +18,7 @@ FULL, LINEAR = "full_attention", "linear_attention"
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of a hybrid decoder. `moe` is None in dense models; `dense_layers` keep a plain MLP all the same."""
+    """Sizes of a hybrid decoder. `moe` is None in dense models; `dense_layers` have a plain MLP all the same."""
 
     model_type: str
     vocab_size: int
@@ -129,7 +129,7 @@ def _layer_types(f: _Fields) -> tuple[str, ...]:
     if types is None:
         interval = f.int("full_attention_interval", 4)
         return tuple(FULL if (i + 1) % interval == 0 else LINEAR for i in range(count))
-    if not isinstance(types, list) or len(types) != count or not set(types) <= {FULL, LINEAR}:
+    if not isinstance(types, list) or len(types) != count or any(t not in (FULL, LINEAR) for t in types):
         raise ConfigError(f"{f.where}: layer_types must list {count} entries, each {FULL!r} or {LINEAR!r}")
     return tuple(types)
 

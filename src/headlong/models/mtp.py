@@ -16,7 +16,6 @@ from headlong.layers.context import Context
 from headlong.layers.weights import Scope
 from headlong.models.config import FULL, ModelConfig
 from headlong.models.qwen3_5 import decoder_layer
-from headlong.ops.norm.reference import rms_norm
 from headlong.state.layer import LayerState
 from headlong.state.specs import LayerSpec
 
@@ -27,12 +26,11 @@ class MtpHead:
     def __init__(self, config: ModelConfig, scope: Scope) -> None:
         """`scope` is that of the head's own tensors, `mtp.`"""
         hidden = config.hidden_size
-        self.eps = config.eps
-        self.embedding_norm = scope.norm("pre_fc_norm_embedding", hidden)
-        self.hidden_norm = scope.norm("pre_fc_norm_hidden", hidden)
+        self.embedding_norm = scope.norm("pre_fc_norm_embedding", hidden, config.eps)
+        self.hidden_norm = scope.norm("pre_fc_norm_hidden", hidden, config.eps)
         self.fc = scope.linear("fc", hidden, 2 * hidden)
         self.layer = decoder_layer(config, FULL, scope("layers.0"), dense=False)
-        self.norm = scope.norm("norm", hidden)
+        self.norm = scope.norm("norm", hidden, config.eps)
 
     @property
     def state_specs(self) -> dict[str, LayerSpec]:
@@ -41,9 +39,6 @@ class MtpHead:
     def forward(
         self, embedding_ND: Tensor, hidden_ND: Tensor, context: Context, states: Mapping[str, LayerState]
     ) -> Tensor:
-        pair = (
-            rms_norm(embedding_ND, self.embedding_norm, self.eps),
-            rms_norm(hidden_ND, self.hidden_norm, self.eps),
-        )
+        pair = (self.embedding_norm(embedding_ND), self.hidden_norm(hidden_ND))
         x_ND = self.layer(self.fc(torch.cat(pair, dim=-1)), context, states[self.layer.name])
-        return rms_norm(x_ND, self.norm, self.eps)
+        return self.norm(x_ND)

@@ -15,8 +15,7 @@ from headlong.layers.delta_net import GatedDeltaNet
 from headlong.layers.mlp import Mlp, MoeMlp
 from headlong.layers.weights import Scope
 from headlong.models.config import FULL, ModelConfig
-from headlong.ops.norm.reference import rms_norm
-from headlong.ops.rope.reference import inverse_frequencies
+from headlong.ops.rope.reference import Rotary
 from headlong.state.layer import LayerState
 from headlong.state.specs import LayerSpec
 
@@ -46,13 +45,14 @@ class Qwen35Model:
             decoder_layer(config, kind, scope(f"layers.{i}"), dense=i in config.dense_layers)
             for i, kind in enumerate(config.layer_types)
         ]
-        self.norm = scope.norm("norm", hidden)
+        self.norm = scope.norm("norm", hidden, config.eps)
         # A stored lm_head wins over a config that calls it tied.
         own_head = not config.tied or scope.has("lm_head.weight")
         self.lm_head = (
             scope.linear("lm_head", vocab, hidden) if own_head else scope.ops.linear(self.embedding)
         )
-        self.inv_freq = inverse_frequencies(config.rope_theta, config.rotary_dim).to(scope.ops.device)
+        head_dim = config.attention.head_dim
+        self.rotary = Rotary.of(config.rope_theta, config.rotary_dim, head_dim, scope.ops.device)
         self.activation_dtype = scope.ops.activation_dtype
 
     @property
@@ -66,7 +66,7 @@ class Qwen35Model:
         x_ND = self.embed(tokens_N)
         for layer in self.layers:
             x_ND = layer(x_ND, context, states[layer.name])
-        return rms_norm(x_ND, self.norm, self.config.eps)
+        return self.norm(x_ND)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         return self.lm_head(hidden_ND)

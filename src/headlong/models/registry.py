@@ -36,7 +36,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 def find(config: Mapping[str, Any]) -> Architecture:
     kind = config.get("model_type")
-    if kind not in ARCHITECTURES:
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
         raise ConfigError(f"config.json: model_type {kind!r} is not supported; Headlong serves {known}")
     return ARCHITECTURES[kind]

@@ -4,17 +4,29 @@ torch's own sigmoid, silu and softplus use other code for the last few elements 
 rest, so the same number can give two results. Its exp, log1p and arithmetic do not; these are built of them.
 """
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
 
+@cache
+def _constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A Python number is turned into a tensor at every use, which costs more than the arithmetic."""
+    return torch.tensor(value, dtype=dtype, device=device)
+
+
+def _one_plus_exp_of_minus(x: Tensor) -> Tensor:
+    return torch.neg(x).exp_().add_(_constant(1.0, x.dtype, x.device))
+
+
 def sigmoid(x: Tensor) -> Tensor:
-    return torch.exp(-x).add_(1.0).reciprocal_()
+    return _one_plus_exp_of_minus(x).reciprocal_()
 
 
 def silu(x: Tensor) -> Tensor:
-    return x / torch.exp(-x).add_(1.0)
+    return x / _one_plus_exp_of_minus(x)
 
 
 def softplus(x: Tensor) -> Tensor:
-    return torch.where(x > 20.0, x, torch.exp(x).log1p_())
+    return torch.where(x > _constant(20.0, x.dtype, x.device), x, torch.exp(x).log1p_())

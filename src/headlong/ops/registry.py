@@ -1,4 +1,4 @@
-"""Chooses, once at load, who computes each op. Asks every candidate why it could not serve and logs the answer.
+"""Chooses, once at load, who computes each op. Asks every candidate why it could not serve and logs it.
 
 Knows candidates and reasons, no model. Only linears have more than the reference so far.
 """

@@ -7,7 +7,7 @@ rows and preemption all see the same number for the same token. Known answers ar
 import torch
 from torch import Tensor
 
-TARGET, DRAFT, ACCEPT, RESIDUAL = range(4)
+TARGET, DRAFT, ACCEPT, RESIDUAL = STREAMS = range(4)
 """Independent streams: the target's choice (coupled drafts share it), a `ratio`/`block` draft's own choice,
 its acceptance test, and the token after a rejection."""
 
@@ -31,7 +31,7 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
     return c0, c1, c2, c3
 
 
-def uniform(seed: Tensor, choice: Tensor, position: Tensor, stream: int, token: Tensor) -> Tensor:
+def uniform(seed: Tensor, choice: Tensor, position: Tensor, stream: Tensor, token: Tensor) -> Tensor:
     """In (0, 1), float64. All arguments broadcast; `token` picks one of the position's numbers."""
     words = _words(seed, choice, position, stream, token >> 2)
     lanes = torch.stack(torch.broadcast_tensors(*words), dim=-1)
@@ -39,10 +39,10 @@ def uniform(seed: Tensor, choice: Tensor, position: Tensor, stream: int, token: 
     return _to_unit(lanes.gather(-1, lane[..., None])[..., 0])
 
 
-def uniform_vocab(seed: Tensor, choice: Tensor, position: Tensor, stream: int, vocab_size: int) -> Tensor:
-    """`uniform` of tokens 0…vocab_size − 1 for each of L seeds and positions: [L, V], at a quarter of the work."""
+def uniform_vocab(seed: Tensor, choice: Tensor, position: Tensor, stream: Tensor, vocab_size: int) -> Tensor:
+    """`uniform` of every token for each of L seeds and positions: [L, V], at a quarter of the work."""
     quads = torch.arange(-(-vocab_size // 4), device=seed.device)
-    words = _words(seed[:, None], choice[:, None], position[:, None], stream, quads[None])
+    words = _words(*(key[:, None] for key in (seed, choice, position, stream)), quads[None])
     return _to_unit(torch.stack(words, dim=-1).flatten(1)[:, :vocab_size])
 
 
@@ -50,8 +50,10 @@ def gumbel(unit: Tensor) -> Tensor:
     return -torch.log(-torch.log(unit))
 
 
-def _words(seed: Tensor, choice: Tensor, position: Tensor, stream: int, quad: Tensor) -> tuple[Tensor, ...]:
-    counter = (quad, position & _MASK, choice, torch.full_like(quad, stream))
+def _words(
+    seed: Tensor, choice: Tensor, position: Tensor, stream: Tensor, quad: Tensor
+) -> tuple[Tensor, ...]:
+    counter = (quad, position & _MASK, choice, stream)
     return philox(counter, (seed & _MASK, seed >> 32))
 
 

@@ -48,21 +48,21 @@ class Sampler:
 
     def draw(self, scores_MV: Tensor, entries: Entries, index: Tensor, stream: int) -> Tensor:
         """argmax(scores + Gumbel noise): a sample of softmax(scores)."""
-        seed, choice, position = self._key(entries, index)
+        key = self._key(entries, index, stream)
         kept = torch.isfinite(scores_MV)
         if kept.sum() * 8 < kept.numel():
             row, token = torch.where(kept)
-            unit = noise.uniform(seed[row], choice[row], position[row], stream, token)
+            unit = noise.uniform(*(part[row] for part in key), token)
             noisy = scores_MV.clone()
             noisy[row, token] += noise.gumbel(unit)
             return noisy.argmax(-1)
-        unit = noise.uniform_vocab(seed, choice, position, stream, scores_MV.shape[1])
+        unit = noise.uniform_vocab(*key, scores_MV.shape[1])
         return (scores_MV + noise.gumbel(unit)).argmax(-1)
 
     def uniform(self, entries: Entries, index: Tensor, stream: int) -> Tensor:
         """One number in (0, 1) for each of the entries `index`."""
-        seed, choice, position = self._key(entries, index)
-        return noise.uniform(seed, choice, position, stream, torch.zeros_like(seed))
+        key = self._key(entries, index, stream)
+        return noise.uniform(*key, torch.zeros_like(index))
 
     def logprobs(self, logits_LV: Tensor, tokens_L: Tensor, entries: Entries) -> dict[int, TokenLogprobs]:
         """By entry, for those that asked; from the model's own distribution."""
@@ -72,17 +72,34 @@ class Sampler:
         logprobs = torch.log_softmax(logits_LV[index], dim=-1)
         chosen = logprobs.gather(1, tokens_L[index, None])[:, 0].tolist()
         wanted = [entries.params[i].logprobs or 0 for i in index.tolist()]
-        best = torch.topk(logprobs, min(max(wanted), logits_LV.shape[1]), dim=-1)
-        values, ids = best.values.tolist(), best.indices.tolist()
+        best = _best(logprobs, max(wanted))
         tokens = tokens_L[index].tolist()
         return {
-            i: TokenLogprobs(tokens[m], chosen[m], tuple(zip(ids[m][:n], values[m][:n], strict=True)))
+            i: TokenLogprobs(tokens[m], chosen[m], tuple(best[m][:n]))
             for m, (i, n) in enumerate(zip(index.tolist(), wanted, strict=True))
         }
 
-    def _key(self, entries: Entries, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        slots = entries.slots_L[index]
-        return self.table.seed[slots], self.table.choice[slots], entries.positions_L[index]
+    def _key(self, entries: Entries, index: Tensor, stream: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        slots, positions = entries.slots_L[index], entries.positions_L[index]
+        streams = torch.full_like(positions, stream)
+        if stream in (noise.DRAFT, noise.ACCEPT):
+            # What a later draft drew helps the block rule to decide on an earlier one. A position that is
+            # drafted again after a rejection stands at another offset and must not see those numbers again.
+            streams += len(noise.STREAMS) * entries.offsets_L[index]
+        return self.table.seed[slots], self.table.choice[slots], positions, streams
+
+
+def _best(logprobs_MV: Tensor, count: int) -> list[list[tuple[int, float]]]:
+    """The `count` best (token, value) pairs of each row, or more; of equal ones the lowest token first, which
+    `topk` does not promise."""
+    least = torch.topk(logprobs_MV, min(max(count, 1), logprobs_MV.shape[1]), dim=-1).values[:, -1:]
+    row, token = torch.where(logprobs_MV >= least)
+    best: list[list[tuple[int, float]]] = [[] for _ in logprobs_MV]
+    for m, pair in zip(
+        row.tolist(), zip(token.tolist(), logprobs_MV[row, token].tolist(), strict=True), strict=True
+    ):
+        best[m].append(pair)
+    return [sorted(pairs, key=lambda pair: -pair[1]) for pairs in best]
 
 
 def needs_q(params: SamplingParams) -> bool:

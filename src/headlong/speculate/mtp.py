@@ -38,7 +38,7 @@ class MtpProposer:
         hidden = self.state.carry_SD[slots]
         tokens_DK = torch.zeros(len(rows), plan.num_drafts, dtype=torch.long, device=device)
         q_steps: list[Tensor | None] = []
-        passes = _Passes(self.model, self.state, rows, slots)
+        passes = _Passes(self.model, self.state, rows)
         for depth in range(plan.num_drafts):
             if depth:
                 embedding = self.model.embed(tokens_DK[:, depth - 1])
@@ -67,29 +67,28 @@ class MtpProposer:
             last.append(flat + row.num_certain - 1)
             flat += row.query_len
         settled = torch.tensor(last, device=out_ND.device) + verdict.accepted_R
-        self.state.carry_SD[batch.slots_R] = out_ND[settled]
+        slots_R = torch.tensor(batch.slots, device=out_ND.device)
+        self.state.carry_SD[slots_R] = out_ND[settled]
 
 
 class _Passes:
     """The contexts of the head's passes: one token per row, a position further each time."""
 
-    def __init__(self, model: Qwen35Model, state: State, rows: tuple[RowPlan, ...], slots: Tensor) -> None:
+    def __init__(self, model: Qwen35Model, state: State, rows: tuple[RowPlan, ...]) -> None:
         self.model = model
-        self.slots = slots
         self.page_size = state.page_size
-        starts = tuple(row.start for row in rows)
+        self.starts = [row.start for row in rows]
         # One spare column of page 0: a shallow row's unused passes may run past its own pages.
         width = 1 + max(len(row.pages) for row in rows)
         table = [[*row.pages, *([0] * (width - len(row.pages)))] for row in rows]
-        self.pages_RP = torch.tensor(table, device=slots.device)
-        self.first = paged_attention.plan(starts, (1,) * len(rows), self.pages_RP, state.page_size)
-        self.starts = torch.tensor(starts, device=slots.device)
+        self.pages_RP = torch.tensor(table, device=state.carry_SD.device)
 
     def context(self, index: int) -> Context:
         """Pass `index` (from 0) pairs draft `index` with the hidden state at position start + index."""
-        attention = self.first.shifted(index, self.pages_RP, self.page_size) if index else self.first
-        cos, sin = angles(self.starts + index, self.model.inv_freq, self.model.activation_dtype)
-        return Context(cos, sin, attention, self.slots)
+        starts = tuple(start + index for start in self.starts)
+        attention = paged_attention.plan(starts, (1,) * len(starts), self.pages_RP, self.page_size)
+        positions = torch.tensor(starts, device=self.pages_RP.device)
+        return Context(angles(positions, self.model.rotary, self.model.activation_dtype), attention)
 
 
 def _spread(plan: Plan, tokens_DK: Tensor, q_steps: list[Tensor | None]) -> Draft:

@@ -1,6 +1,6 @@
 """The target's verdict on a step's drafts, batched, on the device, with one read-back.
 
-`coupled` (and greedy): the target's token never depends on the draft; a draft is accepted if it is that token.
+`coupled` (and greedy): the target's token never depends on the draft; a draft that is that token is accepted.
 `ratio`: accept with min(1, p/q), else sample (p − q)+ (Leviathan et al. 2023, algorithm 1).
 `block`: the same, but prefixes are judged as a whole (Sun et al. 2024, algorithm 2).
 """

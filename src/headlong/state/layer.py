@@ -58,19 +58,10 @@ def allocate(
         raise ConfigError(
             f"{name}: its state ({type(spec).__name__}) cannot be rolled back, so it cannot be served"
         )
-
-    def zeros(*shape: int) -> Tensor:
-        return torch.zeros(num_slots + 1, *shape, dtype=dtype, device=device)
-
-    heads, keys, values = spec.num_heads, spec.key_dim, spec.value_dim
-    delta = DeltaState(
-        committed_SHDE=zeros(heads, keys, values),
-        draft_k_SKHD=zeros(max_drafts, heads, keys),
-        draft_v_SKHE=zeros(max_drafts, heads, values),
-        draft_decay_SKH=zeros(max_drafts, heads),
-        draft_beta_SKH=zeros(max_drafts, heads),
-    )
-    return DeltaNetState(delta, zeros(spec.conv_kernel - 1 + max_drafts, spec.conv_channels))
+    sizes = (spec.num_heads, spec.key_dim, spec.value_dim, max_drafts)
+    delta = DeltaState.zeros(num_slots + 1, *sizes, dtype=dtype, device=device)
+    shape = (num_slots + 1, spec.conv_kernel - 1 + max_drafts, spec.conv_channels)
+    return DeltaNetState(delta, torch.zeros(shape, dtype=dtype, device=device))
 
 
 def bytes_per_token(specs: list[LayerSpec], kv_dtype: torch.dtype) -> int:

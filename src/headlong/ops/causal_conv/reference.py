@@ -14,14 +14,20 @@ from headlong.ops.elementwise import silu
 
 @dataclass(frozen=True)
 class ConvPlan:
-    """Indices into [windows of all rows, then the new inputs], for a window of W and a kernel of T taps."""
+    """A step's rows laid out as lines: what the window holds before each row's tokens, then the tokens.
 
-    taps_NT: Tensor
-    keep_RW: Tensor
-    """What becomes the new window."""
+    `past` picks the former from the flattened windows; lines, taps and kept inputs index [past, new inputs].
+    """
+
+    past: Tensor
+    taps_TN: Tensor
+    keep_from: Tensor
+    keep_to: Tensor
+    """Where in the flattened windows the kept inputs go."""
 
 
 def plan(
+    slots: tuple[int, ...],
     query_lens: tuple[int, ...],
     num_drafts: tuple[int, ...],
     num_replay: tuple[int, ...],
@@ -29,27 +35,30 @@ def plan(
     window: int,
     device: torch.device,
 ) -> ConvPlan:
-    past = kernel - 1
-    base = len(query_lens) * window
-    taps, keep, flat = [], [], 0
-    for row, (query_len, drafts, replay) in enumerate(zip(query_lens, num_drafts, num_replay, strict=True)):
-        first = row * window + replay
-        line = [*range(first, first + past), *range(base + flat, base + flat + query_len)]
-        taps.extend(line[t : t + kernel] for t in range(query_len))
-        kept = line[query_len - drafts :]
-        keep.append(kept + [kept[-1]] * (window - len(kept)))
+    before = kernel - 1
+    base = len(slots) * before
+    past, taps, keep_from, keep_to, flat = [], [[] for _ in range(kernel)], [], [], base
+    for row, slot in enumerate(slots):
+        query_len = query_lens[row]
+        first = slot * window + num_replay[row]
+        past.extend(range(first, first + before))
+        line = [*range(row * before, (row + 1) * before), *range(flat, flat + query_len)]
+        for tap in range(kernel):
+            taps[tap].extend(line[tap : tap + query_len])
+        kept = line[query_len - num_drafts[row] :]
+        keep_from.extend(kept)
+        keep_to.extend(range(slot * window, slot * window + len(kept)))
         flat += query_len
-    return ConvPlan(torch.tensor(taps, device=device), torch.tensor(keep, device=device))
+    tensors = (torch.tensor(x, device=device) for x in (past, taps, keep_from, keep_to))
+    return ConvPlan(*tensors)
 
 
-def causal_conv(
-    x_NC: Tensor, windows_SWC: Tensor, weight_TC: Tensor, slots_R: Tensor, plan: ConvPlan
-) -> Tensor:
-    """silu(conv(x)); updates the windows of `slots_R`."""
-    line = torch.cat((windows_SWC[slots_R].flatten(0, 1), x_NC))
-    inputs_NTC = line[plan.taps_NT]
-    out = inputs_NTC[:, 0] * weight_TC[0]
+def causal_conv(x_NC: Tensor, windows_SWC: Tensor, weight_TC: Tensor, plan: ConvPlan) -> Tensor:
+    """silu(conv(x)); updates the windows of the plan's slots."""
+    flat_windows = windows_SWC.flatten(0, 1)
+    line = torch.cat((flat_windows.index_select(0, plan.past), x_NC))
+    out = line.index_select(0, plan.taps_TN[0]).mul_(weight_TC[0])
     for tap in range(1, weight_TC.shape[0]):
-        out = out.add_(inputs_NTC[:, tap] * weight_TC[tap])
-    windows_SWC[slots_R] = line[plan.keep_RW]
+        out.addcmul_(line.index_select(0, plan.taps_TN[tap]), weight_TC[tap])
+    flat_windows.index_copy_(0, plan.keep_to, line.index_select(0, plan.keep_from))
     return silu(out)

@@ -15,21 +15,28 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class DeltaState:
-    """One layer's memory. S slots, K drafts at most, H value heads; keys already repeated to H heads."""
+    """One layer's memory: H value heads, keys of D, values of E; K drafts at most."""
 
     committed_SHDE: Tensor
-    """[slots, heads, key dim, value dim]"""
-    draft_k_SKHD: Tensor
-    draft_v_SKHE: Tensor
-    draft_decay_SKH: Tensor
-    """exp(g)"""
-    draft_beta_SKH: Tensor
+    drafts_SKHX: Tensor
+    """Each draft's k, v, exp(g) and β, side by side: X = D + E + 2."""
+
+    @classmethod
+    def zeros(
+        cls, num_slots: int, num_heads: int, key_dim: int, value_dim: int, max_drafts: int, **kind: object
+    ) -> "DeltaState":
+        return cls(
+            torch.zeros(num_slots, num_heads, key_dim, value_dim, **kind),  # type: ignore[call-overload]
+            torch.zeros(num_slots, max_drafts, num_heads, key_dim + value_dim + 2, **kind),  # type: ignore[call-overload]
+        )
 
 
 @dataclass(frozen=True)
 class DeltaPlan:
     """How a step's flat tokens fall into the three phases. Rows are ordered by certain tokens, most first."""
 
+    slots: Tensor | slice
+    """A slice where there is one row: it then works on its slot in place."""
     num_replay: int
     """The longest replay; 0 skips the phase."""
     replay_RK: Tensor
@@ -45,6 +52,7 @@ class DeltaPlan:
 
 
 def plan(
+    slots: tuple[int, ...],
     query_lens: tuple[int, ...],
     num_drafts: tuple[int, ...],
     num_replay: tuple[int, ...],
@@ -59,10 +67,12 @@ def plan(
     active = [sum(n > t for n in certain_lens) for t in range(certain_lens[0])]
     depth, replay = max(num_drafts), max(num_replay)
     drafts = [
-        [first + n + min(j, max(d - 1, 0)) - (d == 0) for j in range(depth)]
+        [first + n + min(j, d - 1) if d else first for j in range(depth)]
         for first, n, d in zip(firsts, certain_lens, num_drafts, strict=True)
     ]
+    alone = slice(slots[0], slots[0] + 1) if len(slots) == 1 else None
     return DeltaPlan(
+        slots=alone or torch.tensor(slots, device=device),
         num_replay=replay,
         replay_RK=torch.tensor([[j < n for j in range(replay)] for n in num_replay], device=device),
         certain=torch.tensor([firsts[r] + t for t, n in enumerate(active) for r in range(n)], device=device),
@@ -80,61 +90,74 @@ def gated_delta(
     decay_NH: Tensor,
     beta_NH: Tensor,
     state: DeltaState,
-    slots_R: Tensor,
     plan: DeltaPlan,
 ) -> Tensor:
-    """Outputs [N, H, E]; updates the slots. `decay` is exp(g)."""
-    out_NHE = torch.empty_like(v_NHE)
-    num_rows = slots_R.shape[0]
-    memory = state.committed_SHDE[slots_R]
-
+    """Outputs [N, H, E]; updates the plan's slots. `decay` is exp(g)."""
+    sizes = (k_NHD.shape[-1], v_NHE.shape[-1])
+    inputs_NHX = torch.cat((k_NHD, v_NHE, decay_NH[..., None], beta_NH[..., None]), dim=-1)
+    memory_RHDE = state.committed_SHDE[plan.slots]  # a view for one row, a copy for several
     if plan.num_replay:
-        # A row with nothing to replay multiplies by one and adds zero: its bits stay.
-        mask = plan.replay_RK[:, :, None]
-        depth = plan.num_replay
-        k = state.draft_k_SKHD[slots_R, :depth].masked_fill_(~mask[..., None], 0.0)
-        v = state.draft_v_SKHE[slots_R, :depth].masked_fill_(~mask[..., None], 0.0)
-        decay = state.draft_decay_SKH[slots_R, :depth].masked_fill_(~mask, 1.0)
-        beta = state.draft_beta_SKH[slots_R, :depth].masked_fill_(~mask, 0.0)
-        for j in range(depth):
-            _update(memory, k[:, j], v[:, j], decay[:, j], beta[:, j])
+        _replay(memory_RHDE, state, plan, sizes)
 
-    order = slice(None) if num_rows == 1 and not plan.num_drafts else plan.certain
-    q, k, v, decay, beta = (x[order] for x in (q_NHD, k_NHD, v_NHE, decay_NH, beta_NH))
-    outs, first = [], 0
-    for count in plan.active:
-        at = slice(first, first + count)
-        _update(memory[:count], k[at], v[at], decay[at], beta[at])
-        outs.append(_read(memory[:count], q[at]))
-        first += count
-    out_NHE[order] = torch.cat(outs)
-    state.committed_SHDE[slots_R] = memory
+    in_place = isinstance(plan.slots, slice)
+    out = _run_certain(memory_RHDE, q_NHD, inputs_NHX, plan, sizes, in_place)
+    if not in_place:
+        state.committed_SHDE[plan.slots] = memory_RHDE
+    if not plan.num_drafts:
+        return out if in_place else torch.empty_like(out).index_copy_(0, plan.certain, out)
 
-    if plan.num_drafts:
-        depth, index = plan.num_drafts, plan.drafts_RK
-        q, k, v, decay, beta = (x[index] for x in (q_NHD, k_NHD, v_NHE, decay_NH, beta_NH))
-        state.draft_k_SKHD[slots_R, :depth] = k
-        state.draft_v_SKHE[slots_R, :depth] = v
-        state.draft_decay_SKH[slots_R, :depth] = decay
-        state.draft_beta_SKH[slots_R, :depth] = beta
-        outs = []
-        for j in range(depth):
-            _update(memory, k[:, j], v[:, j], decay[:, j], beta[:, j])
-            outs.append(_read(memory, q[:, j]))
-        out = torch.stack(outs, dim=1)
-        out_NHE[index[plan.is_draft_RK]] = out[plan.is_draft_RK]
+    out_NHE = torch.empty_like(v_NHE).index_copy_(0, plan.certain, out)
+    drafts_RKHX = inputs_NHX[plan.drafts_RK]
+    state.drafts_SKHX[plan.slots, : plan.num_drafts] = drafts_RKHX
+    memory_RHDE = memory_RHDE.clone() if in_place else memory_RHDE
+    q_RKHD, outs = q_NHD[plan.drafts_RK], []
+    for j in range(plan.num_drafts):
+        _update(memory_RHDE, drafts_RKHX[:, j], sizes)
+        outs.append(_read(memory_RHDE, q_RKHD[:, j]))
+    out_NHE[plan.drafts_RK[plan.is_draft_RK]] = torch.stack(outs, dim=1)[plan.is_draft_RK]
     return out_NHE
 
 
-def _update(memory_RHDE: Tensor, k_RHD: Tensor, v_RHE: Tensor, decay_RH: Tensor, beta_RH: Tensor) -> None:
+def _replay(memory_RHDE: Tensor, state: DeltaState, plan: DeltaPlan, sizes: tuple[int, int]) -> None:
+    drafts_RKHX = state.drafts_SKHX[plan.slots, : plan.num_replay]
+    if not isinstance(plan.slots, slice):
+        # A row with less to replay decays by one and adds zero: its bits stay.
+        neutral = drafts_RKHX.new_zeros(drafts_RKHX.shape[-1])
+        neutral[-2] = 1.0
+        drafts_RKHX = torch.where(plan.replay_RK[:, :, None, None], drafts_RKHX, neutral)
+    for j in range(plan.num_replay):
+        _update(memory_RHDE, drafts_RKHX[:, j], sizes)
+
+
+def _run_certain(
+    memory_RHDE: Tensor,
+    q_NHD: Tensor,
+    inputs_NHX: Tensor,
+    plan: DeltaPlan,
+    sizes: tuple[int, int],
+    in_order: bool,
+) -> Tensor:
+    """Outputs in the order of `plan.certain`, which for a single row is the order of the tokens."""
+    if not in_order:
+        q_NHD, inputs_NHX = q_NHD[plan.certain], inputs_NHX[plan.certain]
+    outs, first = [], 0
+    for count in plan.active:
+        running = memory_RHDE[:count]
+        _update(running, inputs_NHX[first : first + count], sizes)
+        outs.append(_read(running, q_NHD[first : first + count]))
+        first += count
+    return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+
+def _update(memory_RHDE: Tensor, inputs_RHX: Tensor, sizes: tuple[int, int]) -> None:
+    """One token for each row, in place."""
     memory = memory_RHDE.flatten(0, 1)
-    k = k_RHD.reshape(-1, 1, k_RHD.shape[-1])
-    memory_RHDE.mul_(decay_RH[..., None, None])
-    recalled = torch.bmm(k, memory)
-    delta = (v_RHE.reshape(recalled.shape) - recalled).mul_(beta_RH.reshape(-1, 1, 1))
+    k, v, decay, beta = inputs_RHX.flatten(0, 1).unsqueeze(1).split_with_sizes((*sizes, 1, 1), dim=-1)
+    memory.mul_(decay)
+    delta = (v - torch.bmm(k, memory)).mul_(beta)
     memory.baddbmm_(k.transpose(1, 2), delta)
 
 
 def _read(memory_RHDE: Tensor, q_RHD: Tensor) -> Tensor:
-    out = torch.bmm(q_RHD.reshape(-1, 1, q_RHD.shape[-1]), memory_RHDE.flatten(0, 1))
+    out = torch.bmm(q_RHD.flatten(0, 1).unsqueeze(1), memory_RHDE.flatten(0, 1))
     return out.view(*q_RHD.shape[:2], -1)

@@ -46,7 +46,7 @@ class RowLinear:
 
 @cache
 def find_tile(make: LinearFactory, out_features: int, in_features: int, dtype: torch.dtype) -> int | None:
-    """The smallest row tile at which `make`'s linear is batch-invariant for this shape; None if there is none.
+    """The smallest row tile at which `make`'s linear is batch-invariant for this shape, or None.
     Very wide outputs are probed on a part of their features."""
     out_features = min(out_features, MAX_PROBE_FEATURES)
     generator = torch.Generator().manual_seed(0)

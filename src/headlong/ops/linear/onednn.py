@@ -40,9 +40,12 @@ class OneDnnLinear:
 
     def __call__(self, x_ND: Tensor) -> Tensor:
         num_rows = x_ND.shape[0]
-        x = pad_rows(x_ND.to(self.dtype), self.tile)
-        y = self._multiply(x, self._packed, None, "none", [], "")
-        return y[:num_rows].to(x_ND.dtype)
+        x = x_ND.to(self.dtype)
+        if num_rows % self.tile:
+            y = self._multiply(pad_rows(x, self.tile), self._packed, None, "none", [], "")[:num_rows]
+        else:
+            y = self._multiply(x, self._packed, None, "none", [], "")
+        return y.to(x_ND.dtype)
 
 
 def cpu_multiplies_bfloat16() -> bool:

@@ -1,5 +1,4 @@
-"""Root-mean-square norms over the last dimension. Weights arrive ready to multiply (1 already added where a
-family stores them zero-centred)."""
+"""Root-mean-square norms over the last dimension."""
 
 import torch
 from torch import Tensor
@@ -7,15 +6,31 @@ from torch import Tensor
 from headlong.ops.elementwise import silu
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    scale = torch.rsqrt(x.square().mean(-1, keepdim=True).add_(eps))
-    return (x * scale).mul_(weight)
+class RmsNorm:
+    """x / √(mean x² + eps) · weight, with mean and eps multiplied out once:
+
+    x · (|x|² + D eps)^-½ · (√D weight)
+    """
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        """`weight` multiplies as it is: 1 already added where a family stores it zero-centred."""
+        size = weight.shape[-1]
+        self.weight = weight * size**0.5
+        self.eps = torch.full((), eps * size, dtype=weight.dtype, device=weight.device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return (x * _inverse_norm(x, self.eps)).mul_(self.weight)
+
+    def gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        """Norm first, then the gate."""
+        return self(x).mul_(silu(gate))
 
 
-def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Norm first, then the gate: rms_norm(x) · silu(gate)."""
-    return rms_norm(x, weight, eps).mul_(silu(gate))
+def l2_norm(x: Tensor, eps: Tensor) -> Tensor:
+    """x · (|x|² + eps)^-½"""
+    return x * _inverse_norm(x, eps)
 
 
-def l2_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True).add_(eps))
+def _inverse_norm(x: Tensor, eps: Tensor) -> Tensor:
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return torch.addcmul(eps, norm, norm).rsqrt_()

@@ -5,7 +5,7 @@ A query token's bits depend on its own past alone: queries go through matmuls of
 Derivation and layout: README.md beside this file.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -13,39 +13,34 @@ from torch import Tensor
 
 BLOCK = 4
 HEAD_ALIGN = 16
-MAX_GATHER = 1 << 24
-"""Elements of keys gathered at a time; bounds the memory of long prompts."""
+"""Heads are padded to this: matmuls treat rows alike only where they fill whole vectors."""
+MAX_GATHER = 1 << 20
+"""Key positions gathered at a time; bounds the memory of long prompts."""
+
+
+@dataclass(frozen=True)
+class BlockGroup:
+    """Blocks that are attended together: B blocks, up to P pages each, pages of S positions."""
+
+    blocks: slice
+    pages_BP: Tensor
+    hidden: Tensor
+    """[B, P, 1, Q, 1, S]: positions a query must not see."""
+    unwritten: Tensor
+    """[B, P, 1, S, 1]: positions past the whole block; whatever lies there, 0 times it must be 0."""
 
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Where a step's tokens lie. B blocks of up to `BLOCK` query tokens; one row may own several."""
+    """Where a step's tokens lie. Each row's queries are cut into blocks of up to `BLOCK`."""
 
     token_BQ: Tensor
     """Flat index of each query; padding repeats a token of the block."""
-    position_BQ: Tensor
-    """-1 for padding."""
-    pages_BP: Tensor
     place_N: Tensor
     """Where flat token n stands in the flattened [B, Q]."""
     write_page_N: Tensor
     write_offset_N: Tensor
-    num_pages: tuple[int, ...]
-    """Pages each block must look at."""
-
-    def shifted(self, by: int, pages_NP: Tensor, page_size: int) -> "AttentionPlan":
-        """The same rows `by` positions further on; for plans of one token a row."""
-        position_N = self.position_BQ[:, 0] + by
-        page_N = pages_NP.gather(1, (position_N // page_size)[:, None])[:, 0]
-        moved = torch.where(self.position_BQ < 0, self.position_BQ, self.position_BQ + by)
-        last = pages_NP.shape[1]
-        return replace(
-            self,
-            position_BQ=moved,
-            write_page_N=page_N,
-            write_offset_N=position_N % page_size,
-            num_pages=(last,) * len(self.num_pages),
-        )
+    groups: tuple[BlockGroup, ...]
 
 
 def plan(
@@ -65,19 +60,38 @@ def plan(
         flat += query_len
     device = pages_RP.device
     place_N = torch.tensor(places, device=device)
-    position_M = torch.tensor(positions, device=device)
-    pages_BP = pages_RP[torch.tensor(rows, device=device)]
-    position_N = position_M[place_N]
-    block_N = place_N // BLOCK
+    position_BQ = torch.tensor(positions, device=device).view(-1, BLOCK)
+    pages_BP = pages_RP.index_select(0, torch.tensor(rows, device=device))
+    position_N = position_BQ.view(-1).index_select(0, place_N)
     return AttentionPlan(
         token_BQ=torch.tensor(tokens, device=device).view(-1, BLOCK),
-        position_BQ=position_M.view(-1, BLOCK),
-        pages_BP=pages_BP,
         place_N=place_N,
-        write_page_N=pages_BP[block_N, position_N // page_size],
+        write_page_N=pages_BP[place_N // BLOCK, position_N // page_size],
         write_offset_N=position_N % page_size,
-        num_pages=tuple(num_pages),
+        groups=tuple(
+            _group(slice(first, last), pages_BP[first:last, :width], position_BQ[first:last], page_size)
+            for first, last, width in _spans(num_pages, page_size)
+        ),
     )
+
+
+def _spans(num_pages: list[int], page_size: int) -> list[tuple[int, int, int]]:
+    """(first block, last, most pages) of groups that stay within `MAX_GATHER`."""
+    spans, first, width = [], 0, 0
+    for last, pages in enumerate(num_pages):
+        wider = max(width, pages)
+        if last > first and wider * (last + 1 - first) * page_size > MAX_GATHER:
+            spans.append((first, last, width))
+            first, wider = last, pages
+        width = wider
+    return [*spans, (first, len(num_pages), width)]
+
+
+def _group(blocks: slice, pages_BP: Tensor, position_BQ: Tensor, page_size: int) -> BlockGroup:
+    place = torch.arange(pages_BP.shape[1] * page_size, device=pages_BP.device)
+    hidden = place.view(1, -1, 1, 1, 1, page_size) > position_BQ.view(-1, 1, 1, BLOCK, 1, 1)
+    unwritten = place.view(1, -1, 1, page_size, 1) > position_BQ.amax(1).view(-1, 1, 1, 1, 1)
+    return BlockGroup(blocks, pages_BP, hidden, unwritten)
 
 
 def write(cache: Tensor, x_NHD: Tensor, plan: AttentionPlan) -> None:
@@ -88,59 +102,34 @@ def write(cache: Tensor, x_NHD: Tensor, plan: AttentionPlan) -> None:
     cache[plan.write_page_N, :, plan.write_offset_N] = x_NHD.to(cache.dtype)
 
 
-def attend(q_NHD: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
-    """softmax(q kᵀ · scale) v over each token's own positions 0…its own."""
+def attend(q_NHD: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan) -> Tensor:
+    """softmax(q kᵀ) v over each token's own positions 0…its own; queries come scaled."""
     num_tokens, num_heads, head_dim = q_NHD.shape
     missing = keys.shape[-1] - head_dim
     if missing:
         q_NHD = F.pad(q_NHD, (0, missing))
-    q_BQHD = (q_NHD * scale)[plan.token_BQ]
-    parts, first = [], 0
-    while first < len(plan.num_pages):
-        first, last, pages = _next_group(plan.num_pages, first, keys[0].numel())
-        group = slice(first, last)
-        parts.append(
-            _attend_blocks(q_BQHD[group], keys, values, plan.pages_BP[group, :pages], plan.position_BQ[group])
-        )
-        first = last
+    q_BQHD = q_NHD[plan.token_BQ]
+    parts = [_attend_group(q_BQHD[group.blocks], keys, values, group) for group in plan.groups]
     out = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return out.flatten(0, 1)[plan.place_N][..., :head_dim].reshape(num_tokens, num_heads, head_dim)
+    out = out.flatten(0, 1).index_select(0, plan.place_N)
+    return out[..., :head_dim].reshape(num_tokens, num_heads, head_dim)
 
 
-def _next_group(num_pages: tuple[int, ...], first: int, page_elements: int) -> tuple[int, int, int]:
-    """As many blocks from `first` as may gather their pages at once, and the most pages among them."""
-    last, pages = first, 0
-    while last < len(num_pages):
-        wider = max(pages, num_pages[last])
-        if last > first and wider * (last + 1 - first) * page_elements > MAX_GATHER:
-            break
-        last, pages = last + 1, wider
-    return first, last, pages
-
-
-def _attend_blocks(
-    q_BQHD: Tensor, keys: Tensor, values: Tensor, pages_BP: Tensor, position_BQ: Tensor
-) -> Tensor:
-    num_blocks, block, num_heads, head_dim = q_BQHD.shape
+def _attend_group(q_BQHD: Tensor, keys: Tensor, values: Tensor, group: BlockGroup) -> Tensor:
+    num_blocks, _, num_heads, head_dim = q_BQHD.shape
     num_kv, page_size = keys.shape[1:3]
-    dtype = q_BQHD.dtype
-    q = q_BQHD.view(num_blocks, block, num_kv, -1, head_dim).transpose(1, 2)
-    q = q.reshape(num_blocks, 1, num_kv, -1, head_dim)  # [B, 1, Hkv, Q·G, D]
-    k, v = keys[pages_BP].to(dtype), values[pages_BP].to(dtype)  # [B, P, Hkv, page, D]
+    per_kv = num_heads // num_kv
+    q = q_BQHD.view(num_blocks, BLOCK, num_kv, per_kv, head_dim).transpose(1, 2)
+    q = q.reshape(num_blocks, 1, num_kv, BLOCK * per_kv, head_dim)
+    k = keys[group.pages_BP].to(q.dtype)  # [B, P, Hkv, S, D]
+    v = values[group.pages_BP].to(q.dtype).masked_fill_(group.unwritten, 0.0)
 
-    position_PS = torch.arange(pages_BP.shape[1] * page_size, device=q.device).view(-1, 1, 1, page_size)
-    group = num_heads // num_kv
-    query_position = position_BQ.repeat_interleave(group, dim=1)[:, None, None, :, None]
-    hidden = position_PS > query_position  # [B, P, 1, Q·G, page]
-    written = position_PS.view(1, -1, 1, page_size, 1) <= position_BQ.amax(1).view(-1, 1, 1, 1, 1)
-    v = v.masked_fill(~written, 0.0)  # 0 · NaN from a page's former owner would be NaN
-
-    scores = (q @ k.transpose(-1, -2)).masked_fill_(hidden, -torch.inf)
-    top = scores.amax(dim=(1, 4), keepdim=True).clamp_(min=torch.finfo(dtype).min)
-    weights = torch.exp(scores.sub_(top))
-    total = _sum_pages(weights.sum(-1, keepdim=True))
-    out = _sum_pages(weights @ v) / total  # [B, Hkv, Q·G, D]
-    return out.view(num_blocks, num_kv, block, group, head_dim).transpose(1, 2).flatten(2, 3)
+    scores = q @ k.transpose(-1, -2)  # [B, P, Hkv, Q·G, S]
+    scores.view(*scores.shape[:3], BLOCK, per_kv, page_size).masked_fill_(group.hidden, -torch.inf)
+    top = scores.amax(dim=(1, 4), keepdim=True).clamp_(min=torch.finfo(q.dtype).min)
+    weights = scores.sub_(top).exp_()
+    out = _sum_pages(weights @ v) / _sum_pages(weights.sum(-1, keepdim=True))
+    return out.view(num_blocks, num_kv, BLOCK, per_kv, head_dim).transpose(1, 2).flatten(2, 3)
 
 
 def _sum_pages(parts_BP: Tensor) -> Tensor:

@@ -1,0 +1,131 @@
+"""What can be said of a checkpoint without reading its weights: modules, bytes, state, head, verdict.
+
+Joins the headers with the model they should fit. Knows no terminal; `inspect` prints what is found here.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headlong.checkpoint import source
+from headlong.checkpoint.checkpoint import Checkpoint
+from headlong.checkpoint.load import Expectations
+from headlong.checkpoint.names import NameMap
+from headlong.cli.modules import Module, list_modules
+from headlong.config import EngineConfig
+from headlong.engine.build import HEAD, Blueprint, survey
+from headlong.errors import HeadError, HeadlongError
+from headlong.layers.weights import Scope
+from headlong.models.config import ModelConfig
+from headlong.ops.registry import Ops, default_dtype
+from headlong.progress import ProgressFn
+from headlong.state.layer import bytes_per_slot, bytes_per_token
+
+
+@dataclass(frozen=True)
+class StateCost:
+    """What a running sequence takes, in the dtypes this machine would use."""
+
+    dtype: str
+    max_drafts: int
+    kv_bytes_per_token: int
+    recurrent_bytes_per_sequence: int
+
+
+@dataclass(frozen=True)
+class HeadFacts:
+    """`usable` under the options given; `reason` says why not."""
+
+    usable: bool
+    reason: str | None
+
+
+NO_TARGET = HeadFacts(False, "the model itself cannot be served")
+
+
+@dataclass(frozen=True)
+class SkippedTensors:
+    """Tensors on disk that are deliberately not loaded."""
+
+    reason: str
+    count: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that `inspect` prints. `reason` is why the model cannot be served, None if it can."""
+
+    folder: Path
+    reason: str | None
+    model_type: str | None = None
+    config: ModelConfig | None = None
+    modules: list[Module] = field(default_factory=list)
+    skipped: list[SkippedTensors] = field(default_factory=list)
+    state: StateCost | None = None
+    head: HeadFacts = NO_TARGET
+
+    @property
+    def servable(self) -> bool:
+        return self.reason is None
+
+    def nbytes(self, *, head: bool) -> int:
+        return sum(module.nbytes for module in self.modules if module.in_head == head)
+
+    def parameters(self, *, head: bool) -> int:
+        return sum(module.parameters for module in self.modules if module.in_head == head)
+
+
+def gather(model: str | None, config: EngineConfig, progress: ProgressFn, *, every: bool) -> Facts:
+    """Raises only where there is no such model; one that is damaged or unsupported is described."""
+    folder = source.resolve(model, progress=progress)
+    try:
+        checkpoint = Checkpoint.open(folder)
+        names = NameMap(checkpoint)
+    except HeadlongError as error:
+        return Facts(folder, str(error))
+    blueprint, head, reason = _judge(checkpoint, config)
+    return Facts(
+        folder=folder,
+        reason=reason,
+        model_type=str(checkpoint.config.get("model_type")),
+        config=None if blueprint is None else blueprint.config,
+        modules=list_modules(checkpoint, names, every=every),
+        skipped=[
+            SkippedTensors(why, len(tensors), sum(checkpoint.tensors[name].nbytes for name in tensors))
+            for why, tensors in names.skipped.items()
+        ],
+        state=None if blueprint is None else _state_cost(blueprint, config),
+        head=head,
+    )
+
+
+def _judge(checkpoint: Checkpoint, config: EngineConfig) -> tuple[Blueprint | None, HeadFacts, str | None]:
+    """(the fit, the head, why it cannot be served). A head at fault still leaves the target's fit."""
+    try:
+        blueprint = survey(checkpoint, config.mtp)
+    except HeadError as error:
+        reason = f"{error}\n`--mtp off` serves it without drafting"
+        return survey(checkpoint, "off"), HeadFacts(False, str(error)), reason
+    except HeadlongError as error:
+        return None, NO_TARGET, str(error)
+    return blueprint, HeadFacts(blueprint.head_refusal is None, blueprint.head_refusal), None
+
+
+def _state_cost(blueprint: Blueprint, config: EngineConfig) -> StateCost:
+    """Builds the model once more on tensors without data, to ask its layers what they keep."""
+    dtype = config.resolve_dtype() or default_dtype(config.resolve_device(), blueprint.stored_dtype)
+    expectations = Expectations(blueprint.names)
+    ops = Ops(dtype, expectations.device)
+    scope = Scope(expectations, ops)
+    specs = blueprint.architecture.model(blueprint.config, scope).state_specs
+    max_drafts = 0
+    if blueprint.head_refusal is None:
+        max_drafts = config.max_draft_tokens
+        specs |= blueprint.architecture.head(blueprint.config, Scope(expectations, ops, HEAD)).state_specs
+    layers = list(specs.values())
+    return StateCost(
+        dtype=str(dtype).removeprefix("torch."),
+        max_drafts=max_drafts,
+        kv_bytes_per_token=bytes_per_token(layers, dtype),
+        recurrent_bytes_per_sequence=bytes_per_slot(layers, max_drafts, ops.activation_dtype),
+    )

@@ -1,0 +1,157 @@
+"""Flags that several commands share, and what they mean in the library's terms.
+
+A flag that was not given is None and passed to nobody, so every default stays where it belongs: in
+`EngineConfig`, `SamplingParams` or the checkpoint. Ranges are checked there too. Knows no command.
+"""
+
+import argparse
+from typing import Any, NoReturn
+
+from headlong.params import SamplingParams
+
+MODEL_HELP = "a folder or a Hugging Face repository id; without it, the embedded model"
+SAMPLING = (
+    "max_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop",
+    "min_tokens",
+    "ignore_eos",
+    "verify",
+)
+USUAL_DEPTH, DEEPEST = 8, 16
+"""`EngineConfig.max_draft_tokens`: its default and its limit."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a mistake in one sentence instead of a page of usage."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see `{self.prog} --help`\n")
+
+
+def whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}") from None
+
+
+def number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}") from None
+
+
+def depth(text: str) -> int | str:
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number or 'auto', not {text!r}") from None
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+
+
+def add_engine(parser: argparse.ArgumentParser, *, mtp: bool = True) -> None:
+    group = parser.add_argument_group("engine")
+    if mtp:
+        group.add_argument(
+            "--mtp",
+            choices=("auto", "on", "off"),
+            metavar="auto|on|off",
+            help="auto drafts if the model has a usable head, on insists, off never drafts",
+        )
+    group.add_argument("--device", metavar="NAME", help="auto, cpu, cuda or cuda:1 (default: auto)")
+    group.add_argument(
+        "--dtype", metavar="NAME", help="auto, bfloat16, float16, float32 or float64 (default: auto)"
+    )
+    group.add_argument("-v", "--verbose", action="store_true", help="say on stderr what was chosen and why")
+
+
+def add_draft_tokens(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--draft-tokens",
+        type=depth,
+        metavar="N|auto",
+        help="tokens the head drafts per step; 0 is plain decoding (default: auto)",
+    )
+
+
+def add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int, verify: bool = True) -> None:
+    group = parser.add_argument_group("sampling")
+
+    def add(flag: str, kind: Any, metavar: str, text: str) -> None:
+        group.add_argument(flag, type=kind, metavar=metavar, help=text)
+
+    add("--max-tokens", whole, "N", f"stop after this many tokens (default: {max_tokens})")
+    add("--temperature", number, "X", "0 always takes the likeliest token")
+    add("--top-k", whole, "N", "keep the N likeliest tokens; 0 keeps all")
+    add("--top-p", number, "X", "keep the likeliest tokens that add up to X")
+    add("--min-p", number, "X", "drop tokens below X times the likeliest")
+    add("--seed", whole, "N", "repeat the same text, with drafting on or off")
+    add("--repetition-penalty", number, "X", "above 1 discourages tokens of prompt and output")
+    add("--presence-penalty", number, "X", "subtracted once from tokens of the output")
+    add("--frequency-penalty", number, "X", "subtracted for every time a token is in the output")
+    group.add_argument(
+        "--stop", action="append", metavar="TEXT", help="end before this text; may be given again"
+    )
+    add("--min-tokens", whole, "N", "no stop before this many tokens")
+    group.add_argument("--ignore-eos", action="store_true", default=None, help="go on past the end token")
+    if verify:
+        group.add_argument(
+            "--verify",
+            choices=("coupled", "ratio", "block"),
+            metavar="coupled|ratio|block",
+            help="coupled: the very tokens of plain decoding (default); ratio and block: the same "
+            "distribution, more drafts accepted",
+        )
+
+
+def add_colour(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--show-drafts", action="store_true", help="tint the tokens that were drafted and accepted"
+    )
+    parser.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        metavar="auto|always|never",
+        help="auto colours on a terminal unless NO_COLOR is set (default: auto)",
+    )
+
+
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Keywords for `LLM`, of the flags that were given."""
+    names = ("mtp", "device", "dtype", "draft_tokens")
+    given = {name: value for name in names if (value := getattr(args, name, None)) is not None}
+    if isinstance(given.get("draft_tokens"), int):
+        given["max_draft_tokens"] = deepest(given["draft_tokens"])
+    return given
+
+
+def deepest(drafts: int) -> int:
+    """The engine's depth for a wish; more than an engine can do is left to its own complaint."""
+    return min(max(drafts, USUAL_DEPTH), DEEPEST)
+
+
+def sampling_options(args: argparse.Namespace, **defaults: Any) -> dict[str, Any]:
+    """Keywords for `SamplingParams`: the flags that were given, over the command's own `defaults`. Wrong
+    ones are refused here, before a model is loaded for nothing."""
+    given = {name: value for name in SAMPLING if (value := getattr(args, name, None)) is not None}
+    SamplingParams(**(defaults | given))
+    return defaults | given

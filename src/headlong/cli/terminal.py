@@ -1,0 +1,37 @@
+"""Where text goes and whether it is coloured. Knows streams and the environment, no command."""
+
+import os
+import sys
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDE = 200
+"""Columns where nobody is watching, so that a pipe gets whole paths."""
+
+
+def wants_colour(choice: str, stream: IO[str]) -> bool:
+    """`choice` is that of --color; a NO_COLOR that is set and not empty says no to `auto`."""
+    if choice != "auto":
+        return choice == "always"
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def note(text: str) -> None:
+    """One line for the person, on stderr, dim on a terminal."""
+    dim = wants_colour("auto", sys.stderr)
+    print(f"\x1b[2m{text}\x1b[22m" if dim else text, file=sys.stderr, flush=True)
+
+
+def console() -> "Console":
+    """For tables on stdout."""
+    from rich.console import Console
+
+    return Console(
+        file=sys.stdout,
+        color_system="auto" if wants_colour("auto", sys.stdout) else None,
+        width=None if sys.stdout.isatty() else WIDE,
+        highlight=False,
+        markup=False,
+    )

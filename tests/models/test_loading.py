@@ -1,0 +1,426 @@
+"""From a folder to a model that serves: every layout of names, and everything that can be wrong with a folder."""
+
+import copy
+import json
+import math
+import re
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from support import tiny
+from support.steps import Driver, load
+from support.tiny import LINEAR, random_tokens
+
+from headlong import LLM, SamplingParams
+from headlong.checkpoint.checkpoint import Checkpoint
+from headlong.engine.build import survey
+from headlong.errors import CheckpointError, ConfigError, HeadError, RequestError
+from headlong.models import registry
+
+SCRIPT = random_tokens(64, 20, seed=0)
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory):
+    return tiny.make(tmp_path_factory.mktemp("dense"), "dense", vocab_size=64)
+
+
+@pytest.fixture(scope="module")
+def moe(tmp_path_factory):
+    return tiny.make(tmp_path_factory.mktemp("moe"), "moe", vocab_size=64)
+
+
+def outputs(folder):
+    """Logits of a script, the head's carry and its drafts."""
+    driver = Driver(load(folder))
+    driver.open("a", SCRIPT)
+    logits = driver.feed("a", [len(SCRIPT) - 1]).logits
+    return logits, driver.state.carry_SD[driver.state.rows["a"].slot], driver.propose("a", 4)
+
+
+def assert_same_outputs(folder, expected):
+    for found, wanted in zip(outputs(folder), expected, strict=True):
+        assert torch.equal(found, wanted) if isinstance(found, torch.Tensor) else found == wanted
+
+
+def renamed(weights, text="model.", mtp="mtp.", lm_head="lm_head."):
+    """`weights` by their usual names, under other prefixes."""
+    rules = (("model.", text), ("mtp.", mtp), ("lm_head.", lm_head))
+    found = {}
+    for name, weight in weights.items():
+        old, new = next((old, new) for old, new in rules if name.startswith(old))
+        found[new + name.removeprefix(old)] = weight
+    return found
+
+
+LAYOUTS = {
+    "model.": {},
+    "model.language_model.": {"text": "model.language_model."},
+    "model.language_model. throughout": {
+        "text": "model.language_model.",
+        "mtp": "model.language_model.mtp.",
+        "lm_head": "model.language_model.lm_head.",
+    },
+    "language_model.model.": {"text": "language_model.model.", "lm_head": "language_model.lm_head."},
+    "language_model. throughout": {
+        "text": "language_model.model.",
+        "mtp": "language_model.mtp.",
+        "lm_head": "language_model.lm_head.",
+    },
+    "model.mtp.": {"mtp": "model.mtp."},
+    "no prefix": {"text": ""},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("family", ["dense", "moe"])
+def test_every_prefix_loads_the_same(layout, family, request, tmp_path):
+    made = request.getfixturevalue(family)
+    vision = {"model.visual.blocks.0.attn.qkv.weight": torch.ones(4, 4)}
+    tiny.write(tmp_path, tiny.read_config(made.folder), renamed(tiny.tensors(made), **layout) | vision)
+    assert_same_outputs(tmp_path, outputs(made.folder))
+
+
+@pytest.mark.parametrize("prefix", ["mtp.", "", "model.mtp."])
+def test_a_sidecar_loads_the_same(dense, tmp_path, prefix):
+    weights = tiny.tensors(dense)
+    head = {name: weight for name, weight in weights.items() if name.startswith("mtp.")}
+    target = {name: weight for name, weight in weights.items() if name not in head}
+    tiny.write(tmp_path, tiny.read_config(dense.folder), target)
+    save_file({prefix + name.removeprefix("mtp."): w for name, w in head.items()}, tmp_path / "mtp.safetensors")
+    assert_same_outputs(tmp_path, outputs(dense.folder))
+
+
+def test_a_sidecar_beside_shards_loads_the_same(dense, tmp_path):
+    weights = tiny.tensors(dense)
+    head = {name: weight for name, weight in weights.items() if name.startswith("mtp.")}
+    target = {name: weight for name, weight in weights.items() if name not in head}
+    tiny.write_sharded(tmp_path, tiny.read_config(dense.folder), target)
+    save_file(head, tmp_path / "mtp.safetensors")
+    assert_same_outputs(tmp_path, outputs(dense.folder))
+
+
+@pytest.mark.parametrize("family", ["dense", "moe"])
+def test_shards_load_the_same(family, request, tmp_path):
+    made = request.getfixturevalue(family)
+    tiny.write_sharded(tmp_path, tiny.read_config(made.folder), tiny.tensors(made))
+    assert_same_outputs(tmp_path, outputs(made.folder))
+
+
+def test_experts_apart_load_the_same(moe, tmp_path):
+    weights = tiny.tensors(moe, "apart")
+    assert "mtp.layers.0.mlp.experts.5.down_proj.weight" in weights
+    tiny.write_sharded(tmp_path, tiny.read_config(moe.folder), weights, num_shards=4)
+    assert_same_outputs(tmp_path, outputs(moe.folder))
+
+
+@pytest.mark.parametrize("family", ["dense", "moe", "next"])
+def test_what_transformers_saves_loads(family, tmp_path):
+    """`save_pretrained` with names and shards as transformers chooses them; it knows nothing of the head."""
+    made = tiny.make(tmp_path / "made", family, vocab_size=64)
+    made.model.save_pretrained(tmp_path / "saved", max_shard_size="40KB")
+    assert (tmp_path / "saved" / "model.safetensors.index.json").exists()
+    driver, own = Driver(load(tmp_path / "saved")), Driver(load(made.folder, mtp="off"))
+    for d in (driver, own):
+        d.open("a", SCRIPT)
+    assert torch.equal(driver.feed("a", [19]).logits, own.feed("a", [19]).logits)
+
+
+def test_a_stored_lm_head_wins_over_a_tied_config(dense, tmp_path):
+    config = tiny.read_config(dense.folder) | {"tie_word_embeddings": True}
+    tiny.write(tmp_path, config, tiny.tensors(dense))
+    assert_same_outputs(tmp_path, outputs(dense.folder))
+
+
+def test_a_tied_model_multiplies_by_its_embedding(dense, tmp_path):
+    """The wrapper's word on tying counts over the text config's, which often repeats a default."""
+    weights = tiny.tensors(dense)
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    tiny.write(tmp_path / "stored", tiny.read_config(dense.folder), weights)
+    del weights["lm_head.weight"]
+    text = tiny.read_config(dense.folder)
+    wrapper = {"model_type": "qwen3_5", "text_config": text, "tie_word_embeddings": True}
+    tiny.write(tmp_path / "tied", wrapper, weights)
+    assert_same_outputs(tmp_path / "tied", outputs(tmp_path / "stored"))
+
+
+def test_half_precision_on_disk(dense, tmp_path):
+    """Stored in bfloat16 and served in float32, a model is that of the rounded weights."""
+    weights = tiny.tensors(dense)
+    tiny.write(
+        tmp_path / "half", tiny.read_config(dense.folder), {name: w.bfloat16() for name, w in weights.items()}
+    )
+    tiny.write(
+        tmp_path / "rounded",
+        tiny.read_config(dense.folder),
+        {name: w.bfloat16().float() for name, w in weights.items()},
+    )
+    assert_same_outputs(tmp_path / "half", outputs(tmp_path / "rounded"))
+
+
+class TestHead:
+    """A head that is missing or does not fit."""
+
+    def without(self, made, tmp_path, pattern="mtp.*", **extra):
+        weights = {k: w for k, w in tiny.tensors(made).items() if not re.fullmatch(pattern, k)}
+        tiny.write(tmp_path, tiny.read_config(made.folder), weights | extra)
+        return tmp_path
+
+    def test_auto_serves_without_it_and_says_why(self, dense, tmp_path):
+        llm = LLM(self.without(dense, tmp_path), device="cpu")
+        assert "no MTP head" in llm.mtp_refusal
+        completion = llm.generate(SCRIPT, SamplingParams(max_tokens=5))
+        assert len(completion.token_ids) == 5
+        assert not completion.stats.mtp
+        assert completion.stats.mtp.reason == llm.mtp_refusal
+        own = LLM(dense.folder, device="cpu")
+        assert own.mtp_refusal is None
+        drafted = own.generate(SCRIPT, SamplingParams(max_tokens=5))
+        assert drafted.token_ids == completion.token_ids and drafted.stats.mtp
+
+    def test_on_refuses_in_a_sentence(self, dense, tmp_path):
+        with pytest.raises(HeadError, match=r"mtp='on', but the checkpoint has no MTP head .*; use mtp='auto'"):
+            LLM(self.without(dense, tmp_path), mtp="on", device="cpu")
+
+    def test_off_ignores_whatever_is_there(self, dense, tmp_path):
+        folder = self.without(dense, tmp_path, r"mtp\.fc\.weight")
+        llm = LLM(folder, mtp="off", device="cpu")
+        assert "mtp='off'" in llm.mtp_refusal
+
+    def test_several_layers_are_one_reason_more(self, dense, tmp_path):
+        folder = self.without(dense, tmp_path, "", **{"mtp.layers.1.input_layernorm.weight": torch.ones(48)})
+        assert "several layers" in LLM(folder, device="cpu").mtp_refusal
+        with pytest.raises(HeadError, match="several layers"):
+            LLM(folder, mtp="on", device="cpu")
+
+    @pytest.mark.parametrize("mtp", ["auto", "on"])
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "mtp.fc.weight",
+            "mtp.norm.weight",
+            "mtp.pre_fc_norm_hidden.weight",
+            "mtp.layers.0.self_attn.q_norm.weight",
+            "mtp.layers.0.mlp.experts.gate_up_proj",
+        ],
+    )
+    def test_a_missing_tensor(self, request, tmp_path, name, mtp):
+        made = request.getfixturevalue("moe" if "experts" in name else "dense")
+        folder = self.without(made, tmp_path, re.escape(name))
+        with pytest.raises(HeadError, match=rf"MTP head does not fit.*1 missing(?s:.*){re.escape(name)} \["):
+            survey(Checkpoint.open(folder), mtp)
+
+    def test_an_extra_tensor(self, dense, tmp_path):
+        folder = self.without(dense, tmp_path, "", **{"mtp.layers.0.mlp.gate.weight": torch.ones(6, 48)})
+        with pytest.raises(HeadError, match=r"1 unexpected(?s:.*)mtp\.layers\.0\.mlp\.gate\.weight .*\[6, 48\]"):
+            survey(Checkpoint.open(folder))
+
+    def test_a_misshapen_tensor(self, dense, tmp_path):
+        folder = self.without(dense, tmp_path, "", **{"mtp.fc.weight": torch.ones(48, 48)})
+        with pytest.raises(HeadError, match=r"mtp\.fc\.weight .*: expected \[48, 96\], found \[48, 48\]"):
+            survey(Checkpoint.open(folder))
+
+    def test_one_expert_short(self, moe, tmp_path):
+        weights = tiny.tensors(moe, "apart")
+        del weights["mtp.layers.0.mlp.experts.3.up_proj.weight"]
+        tiny.write(tmp_path, tiny.read_config(moe.folder), weights)
+        with pytest.raises(HeadError, match=r"1 missing(?s:.*)mtp\.layers\.0\.mlp\.experts\.3\.up_proj\.weight"):
+            survey(Checkpoint.open(tmp_path))
+
+
+def test_all_faults_of_a_target_in_one_error(dense, tmp_path):
+    weights = tiny.tensors(dense)
+    del weights["model.norm.weight"], weights["model.layers.0.linear_attn.A_log"]
+    weights["model.layers.9.mlp.up_proj.weight"] = torch.ones(2, 3)
+    weights["stray"] = torch.ones(1)
+    weights["model.layers.1.self_attn.o_proj.weight"] = torch.ones(48, 63)
+    weights["model.embed_tokens.weight"] = torch.ones(63, 48)
+    tiny.write(tmp_path, tiny.read_config(dense.folder), weights)
+    with pytest.raises(CheckpointError) as caught:
+        LLM(tmp_path, device="cpu")
+    assert not isinstance(caught.value, HeadError)
+    message = str(caught.value)
+    assert "2 missing, 2 unexpected, 2 mis-shaped" in message
+    for line in (
+        "norm.weight [48]",
+        "layers.0.linear_attn.A_log [4]",
+        "layers.9.mlp.up_proj.weight (on disk model.layers.9.mlp.up_proj.weight) [2, 3]",
+        "stray (on disk stray) [1]",
+        "layers.1.self_attn.o_proj.weight (on disk model.layers.1.self_attn.o_proj.weight): "
+        "expected [48, 64], found [48, 63]",
+        "embed_tokens.weight (on disk model.embed_tokens.weight): expected [64, 48], found [63, 48]",
+    ):
+        assert f"\n  {line}" in message
+
+
+def test_an_untied_model_needs_its_lm_head(dense, tmp_path):
+    weights = tiny.tensors(dense)
+    del weights["lm_head.weight"]
+    tiny.write(tmp_path, tiny.read_config(dense.folder), weights)
+    with pytest.raises(CheckpointError, match=r"1 missing(?s:.*)lm_head\.weight \[64, 48\]"):
+        LLM(tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "qwen3_5_vision", "", None, 7, [], {}])
+def test_unsupported_model_types(model_type):
+    with pytest.raises(ConfigError, match=r"model_type .* is not supported; Headlong serves .*qwen3_5"):
+        registry.find({"model_type": model_type})
+
+
+HUGE = 1 << 60
+WRONG_SIZES = (0, -1, HUGE, 2.0, "8", None, True, [8], math.nan)
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+)
+EXPERT_SIZES = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
+WRONG_VALUES = {
+    "rms_norm_eps": (0.0, -1e-6, math.nan, math.inf, "1e-6", None, True, 10.0),
+    "hidden_act": ("gelu", None, 3),
+    "attn_output_gate": (False, "yes", None),
+    "attention_bias": ("false", 0, None),
+    "tie_word_embeddings": ("true", 1, None),
+    "layer_types": (
+        [],
+        ["linear_attention"] * 2,
+        ["linear_attention", "full_attention", "sliding_attention"],
+        "full_attention",
+        [1, 2, 3],
+        [["full_attention"]] * 3,
+        {},
+    ),
+    "num_key_value_heads": (3, 8),
+    "linear_num_key_heads": (3, 8),
+    "eos_token_id": ("</s>", -1, 1.5, [1, "2"], True, {}),
+    "rope_parameters": ("default", [1], 3),
+}
+WRONG_ROPE = {
+    "rope_type": ("yarn", "linear", 4),
+    "rope_theta": (0.0, -1.0, math.nan, math.inf, "1e4", None, True),
+    "partial_rotary_factor": (0.0, -0.5, 1.5, math.nan, math.inf, 0.01, 0.2, "half", None),
+}
+
+
+def parse(config):
+    return registry.find(config).parse(config)
+
+
+def config_of(made, **changes):
+    return copy.deepcopy(tiny.read_config(made.folder)) | changes
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["alone", "wrapped"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((field, value) for field in SIZES for value in WRONG_SIZES),
+        *((field, value) for field, values in WRONG_VALUES.items() for value in values),
+    ],
+    ids=lambda x: repr(x) if not isinstance(x, str) else x,
+)
+def test_a_config_value_that_cannot_be(dense, field, value, wrapped):
+    config = config_of(dense, **{field: value})
+    if wrapped:
+        config = {"model_type": "qwen3_5", "text_config": config}
+    with pytest.raises(ConfigError, match=rf"config\.json.*\b{field}\b"):
+        parse(config)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((field, value) for field in EXPERT_SIZES for value in WRONG_SIZES),
+        ("num_experts_per_tok", 7),
+        ("mlp_only_layers", 3),
+        ("mlp_only_layers", ["0"]),
+        ("decoder_sparse_step", 0),
+        ("decoder_sparse_step", "1"),
+    ],
+    ids=repr,
+)
+def test_an_expert_value_that_cannot_be(moe, field, value):
+    with pytest.raises(ConfigError, match=rf"config\.json.*\b{field}\b"):
+        parse(config_of(moe, **{field: value}))
+
+
+def test_norm_topk_prob_must_be_a_truth_value(moe):
+    with pytest.raises(ConfigError, match="norm_topk_prob"):
+        parse(config_of(moe, model_type="qwen3_next", norm_topk_prob="no"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(field, value) for field, values in WRONG_ROPE.items() for value in values], ids=repr
+)
+def test_a_rope_value_that_cannot_be(dense, field, value):
+    config = config_of(dense)
+    config["rope_parameters"][field] = value
+    with pytest.raises(ConfigError, match=rf"config\.json.*\b{field}\b"):
+        parse(config)
+
+
+@pytest.mark.parametrize("text", [None, [], "x", 3])
+def test_a_text_config_that_is_no_object(text):
+    with pytest.raises(ConfigError, match="text_config must be an object"):
+        parse({"model_type": "qwen3_5", "text_config": text})
+
+
+@pytest.mark.parametrize("field", ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"])
+def test_a_config_value_that_is_missing(dense, field):
+    config = config_of(dense)
+    del config[field]
+    with pytest.raises(ConfigError, match=field):
+        parse(config)
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "1e999"])
+def test_numbers_that_are_no_json_are_refused_in_the_file(dense, tmp_path, text):
+    config = json.dumps(config_of(dense, rms_norm_eps=12345)).replace("12345", text)
+    tiny.write(tmp_path, {}, tiny.tensors(dense))
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(CheckpointError, match=r"config\.json: not valid JSON"):
+        LLM(tmp_path, device="cpu")
+
+
+def test_an_absurd_config_is_refused_before_anything_is_allocated(dense, tmp_path):
+    """Sizes within bounds that the disk does not bear out: an error about tensors, not about memory."""
+    config = config_of(dense, hidden_size=1 << 24, vocab_size=1 << 24, intermediate_size=1 << 24)
+    tiny.write(tmp_path, config, tiny.tensors(dense))
+    with pytest.raises(CheckpointError, match="mis-shaped"):
+        LLM(tmp_path, device="cpu")
+
+
+def test_older_spellings_of_rope(dense):
+    """`rope_scaling`, or the fields at the top level, mean the same."""
+    config = config_of(dense)
+    rope = config.pop("rope_parameters")
+    expected = parse(config_of(dense))
+    assert parse(config | {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]} | rope}) == expected
+    assert parse(config | {k: rope[k] for k in ("rope_theta", "partial_rotary_factor")}) == expected
+
+
+def test_layer_types_by_interval(dense):
+    config = config_of(dense, num_hidden_layers=5, layer_types=None, full_attention_interval=2)
+    kinds = parse(config).layer_types
+    assert [kind == LINEAR for kind in kinds] == [True, False, True, False, True]
+
+
+def test_without_a_tokenizer_token_ids_are_served_and_text_is_refused(dense):
+    llm = LLM(dense.folder, device="cpu")
+    completion = llm.generate(SCRIPT, SamplingParams(max_tokens=4))
+    assert len(completion.token_ids) == 4 and completion.text == ""
+    with pytest.raises(RequestError, match=r"prompt is text, but .* has no tokenizer\.json; pass token ids"):
+        llm.generate("Once upon a time")
+    with pytest.raises(RequestError, match=r"messages need a chat template, but .* has no tokenizer\.json"):
+        llm.chat([{"role": "user", "content": "Hello"}])

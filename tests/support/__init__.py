@@ -1,0 +1,1 @@
+"""What several test packages share: tiny checkpoints and a driver for single steps."""
