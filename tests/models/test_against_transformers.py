@@ -1,4 +1,4 @@
-"""The target against transformers' own models, in float32: hidden states and logits, however the tokens come."""
+"""The target against transformers' models, in float32: hidden states and logits, however tokens come."""
 
 import random
 
@@ -151,8 +151,7 @@ def test_several_rows(case):
     made, built, script, expected = case
     driver = Driver(built)
     others = {
-        row: random_tokens(made.vocab_size, length + 1, seed=length)
-        for row, length in (("b", 5), ("c", 23))
+        row: random_tokens(made.vocab_size, length + 1, seed=length) for row, length in (("b", 5), ("c", 23))
     }
     driver.open("a", script)
     for row, tokens in others.items():

@@ -1,4 +1,4 @@
-"""From a folder to a model that serves: every layout of names, and everything that can be wrong with a folder."""
+"""From a folder to a model that serves: every layout of names, and what can be wrong with a folder."""
 
 import copy
 import json
@@ -8,15 +8,15 @@ import re
 import pytest
 import torch
 from safetensors.torch import save_file
-from support import tiny
-from support.steps import Driver, load
-from support.tiny import LINEAR, random_tokens
 
 from headlong import LLM, SamplingParams
 from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.engine.build import survey
 from headlong.errors import CheckpointError, ConfigError, HeadError, RequestError
 from headlong.models import registry
+from support import tiny
+from support.steps import Driver, load
+from support.tiny import LINEAR, random_tokens
 
 SCRIPT = random_tokens(64, 20, seed=0)
 
@@ -88,7 +88,9 @@ def test_a_sidecar_loads_the_same(dense, tmp_path, prefix):
     head = {name: weight for name, weight in weights.items() if name.startswith("mtp.")}
     target = {name: weight for name, weight in weights.items() if name not in head}
     tiny.write(tmp_path, tiny.read_config(dense.folder), target)
-    save_file({prefix + name.removeprefix("mtp."): w for name, w in head.items()}, tmp_path / "mtp.safetensors")
+    save_file(
+        {prefix + name.removeprefix("mtp."): w for name, w in head.items()}, tmp_path / "mtp.safetensors"
+    )
     assert_same_outputs(tmp_path, outputs(dense.folder))
 
 
@@ -180,7 +182,9 @@ class TestHead:
         assert drafted.token_ids == completion.token_ids and drafted.stats.mtp
 
     def test_on_refuses_in_a_sentence(self, dense, tmp_path):
-        with pytest.raises(HeadError, match=r"mtp='on', but the checkpoint has no MTP head .*; use mtp='auto'"):
+        with pytest.raises(
+            HeadError, match=r"mtp='on', but the checkpoint has no MTP head .*; use mtp='auto'"
+        ):
             LLM(self.without(dense, tmp_path), mtp="on", device="cpu")
 
     def test_off_ignores_whatever_is_there(self, dense, tmp_path):
@@ -213,7 +217,9 @@ class TestHead:
 
     def test_an_extra_tensor(self, dense, tmp_path):
         folder = self.without(dense, tmp_path, "", **{"mtp.layers.0.mlp.gate.weight": torch.ones(6, 48)})
-        with pytest.raises(HeadError, match=r"1 unexpected(?s:.*)mtp\.layers\.0\.mlp\.gate\.weight .*\[6, 48\]"):
+        with pytest.raises(
+            HeadError, match=r"1 unexpected(?s:.*)mtp\.layers\.0\.mlp\.gate\.weight .*\[6, 48\]"
+        ):
             survey(Checkpoint.open(folder))
 
     def test_a_misshapen_tensor(self, dense, tmp_path):
@@ -225,7 +231,9 @@ class TestHead:
         weights = tiny.tensors(moe, "apart")
         del weights["mtp.layers.0.mlp.experts.3.up_proj.weight"]
         tiny.write(tmp_path, tiny.read_config(moe.folder), weights)
-        with pytest.raises(HeadError, match=r"1 missing(?s:.*)mtp\.layers\.0\.mlp\.experts\.3\.up_proj\.weight"):
+        with pytest.raises(
+            HeadError, match=r"1 missing(?s:.*)mtp\.layers\.0\.mlp\.experts\.3\.up_proj\.weight"
+        ):
             survey(Checkpoint.open(tmp_path))
 
 
@@ -285,7 +293,12 @@ SIZES = (
     "linear_value_head_dim",
     "linear_conv_kernel_dim",
 )
-EXPERT_SIZES = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
+EXPERT_SIZES = (
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+)
 WRONG_VALUES = {
     "rms_norm_eps": (0.0, -1e-6, math.nan, math.inf, "1e-6", None, True, 10.0),
     "hidden_act": ("gelu", None, 3),

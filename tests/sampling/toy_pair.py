@@ -14,7 +14,7 @@ from headlong.speculate.verify import verify
 from headlong.types import Draft, Plan, RowPlan
 
 PROMPT = (0,)
-BATCH = 24
+BATCH = 512
 
 
 class ToyPair:
@@ -101,7 +101,7 @@ class ToyPair:
         prefixes = [
             histories[i] + drafts[n, :place].tolist() for n, i in enumerate(who) for place in range(depth + 1)
         ]
-        q = None if any(step is None for step in q_steps) else torch.stack(q_steps, 1)
+        q = None if not depth or q_steps[0] is None else torch.stack(q_steps, 1)
         draft = Draft(drafts, q) if depth else None
         verdict = rule(plan, draft, self.look_up(self.target, prefixes), sampler)
         for number, i in enumerate(who):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from support import tiny
 from support.steps import Chunk, Decode, Driver, kept, load, poison
 from support.tiny import FULL, LINEAR, random_tokens
@@ -78,7 +79,12 @@ def turns(draw):
     """What one row does in one step, if it takes part: read up to `chunk` tokens of a prompt that is not read
     yet, or draft `depth` tokens of which `accept` are right."""
     depth = draw(st.integers(0, 8))
-    return draw(st.booleans()) or draw(st.booleans()), draw(st.integers(1, 9)), depth, draw(st.integers(0, depth))
+    return (
+        draw(st.booleans()) or draw(st.booleans()),
+        draw(st.integers(1, 9)),
+        depth,
+        draw(st.integers(0, depth)),
+    )
 
 
 @st.composite
@@ -121,9 +127,7 @@ def test_commit_leaves_what_was_accepted_and_nothing_else(served, trial):
         driver.open(row, truths[row].script)
     for number, turns_of in enumerate(steps):
         parts = [
-            part_of(driver, row, prompts[row], turn, seed=number)
-            for row, turn in turns_of.items()
-            if turn[0]
+            part_of(driver, row, prompts[row], turn, seed=number) for row, turn in turns_of.items() if turn[0]
         ]
         for row, result in (driver.step(*parts) if parts else {}).items():
             assert_same(driver, row, truths[row], result)
@@ -146,7 +150,9 @@ def test_every_depth_and_verdict(served, depth):
     driver.feed("a", [5])
     for accept in range(depth + 1):
         if driver.length("a") + depth + 2 < LENGTH:
-            assert_same(driver, "a", truths["a"], driver.step(driver.draft("a", depth, accept, seed=accept))["a"])
+            assert_same(
+                driver, "a", truths["a"], driver.step(driver.draft("a", depth, accept, seed=accept))["a"]
+            )
     assert_same(driver, "a", truths["a"], driver.step(Decode("a"))["a"])
     assert any("memory" in name for name in kept(driver, "a"))
 

@@ -1,4 +1,4 @@
-"""Pages and slots: who holds what, and what happens when they run out. And the kinds of state that are refused."""
+"""Pages and slots: who holds what, and what happens when they run out; and kinds of state refused."""
 
 from dataclasses import dataclass
 
@@ -94,7 +94,11 @@ def test_integrity_needs_pages_for_settled_tokens():
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(
-    st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(("admit", "reserve", "release")), st.integers(1, 90)))
+    st.lists(
+        st.tuples(
+            st.sampled_from("abcd"), st.sampled_from(("admit", "reserve", "release")), st.integers(1, 90)
+        )
+    )
 )
 def test_nothing_leaks(actions):
     state = make_state()

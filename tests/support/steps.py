@@ -22,12 +22,13 @@ CPU = torch.device("cpu")
 
 
 def load(folder: Path, dtype: str = "float32", mtp: str = "auto") -> Built:
-    return build(survey(Checkpoint.open(folder), mtp), device=CPU, dtype=DTYPES[dtype])  # type: ignore[arg-type]
+    blueprint = survey(Checkpoint.open(folder), mtp)  # type: ignore[arg-type]
+    return build(blueprint, device=CPU, dtype=DTYPES[dtype])
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Feed the next `count` tokens of a row as known ones. All chunks of a prompt but the last do not sample."""
+    """Feed the next `count` tokens of a row as known ones. Of a prompt's chunks only the last samples."""
 
     row: str
     count: int
@@ -36,8 +37,8 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Decode:
-    """Feed a row's last token and `drafts`; the target accepts the first `accept`, which must be the row's own
-    next tokens."""
+    """Feed a row's last token and `drafts`; the target accepts the first `accept`, which must be the row's
+    own next tokens."""
 
     row: str
     drafts: tuple[int, ...] = ()
@@ -178,13 +179,16 @@ class Driver:
                 continue
             first = row.start + row.num_certain
             if isinstance(part, Decode):
-                assert list(part.drafts[:count]) == script[first : first + count], "these drafts are not right"
+                assert list(part.drafts[:count]) == script[first : first + count], (
+                    "these drafts are not right"
+                )
             tokens = script[first : first + count + 1]
             assert len(tokens) == count + 1, "the script is too short to say what comes next"
             flat.extend([*tokens, *([1] * (row.num_drafts - count))])
             emitted.append(tuple(tokens))
         none = tuple(() for _ in parts)
-        return Verdict(torch.tensor(flat, dtype=torch.long), torch.tensor(accepted), tuple(accepted), tuple(emitted), none)
+        tokens_L, accepted_R = torch.tensor(flat, dtype=torch.long), torch.tensor(accepted)
+        return Verdict(tokens_L, accepted_R, tuple(accepted), tuple(emitted), none)
 
 
 def _depth(part: Part) -> int:
@@ -200,16 +204,17 @@ def _joined(results: list[Result]) -> Result:
 
 
 def kept(driver: Driver, row: str) -> dict[str, Tensor]:
-    """Everything a row's future depends on. Recurrent memories are as they were before the last drafts: compare
-    them after a step without any."""
+    """Everything a row's future depends on; its recurrent memories only where no accepted draft is still to
+    be replayed into them."""
     state, held = driver.state, driver.state.rows[row]
     slot, pages = held.slot, torch.tensor(held.pages)
+    head_dim = driver.engine.model.config.attention.head_dim  # what pads it is nobody's business
     found = {"carry": state.carry_SD[slot], "last token": state.last_token_S[slot]}
     for name, layer in state.layers.items():
         if isinstance(layer, KvState):
             for kind, cache in (("keys", layer.keys), ("values", layer.values)):
                 whole = cache[pages].transpose(1, 2).flatten(0, 1)  # [positions, heads, head dim]
-                found[f"{name} {kind}"] = whole[: held.length]
+                found[f"{name} {kind}"] = whole[: held.length, :, :head_dim]
         elif isinstance(layer, DeltaNetState):
             past = driver.engine.runner.conv_kernel - 1
             found[f"{name} window"] = layer.windows[slot, held.num_replay : held.num_replay + past]

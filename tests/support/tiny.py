@@ -1,4 +1,4 @@
-"""Random tiny checkpoints on disk, each with the transformers model that wrote it and a head on the same modules.
+"""Random tiny checkpoints on disk, each with the transformers model that wrote it and a head like it.
 
 Weights are far from their neutral values (norms away from zero, decays of every speed), so that a forgotten
 `1 +`, a swapped half or a missing gate shows. Knows nothing of Headlong but the names on disk.
@@ -162,8 +162,8 @@ def make(
     rotary: float = 0.5,
     **sizes: Any,
 ) -> Tiny:
-    """Builds a random model, writes it to `folder` and returns both. `wrapped` is the multimodal form; `experts`
-    is "fused" or "apart"."""
+    """Builds a random model, writes it to `folder` and returns both. `wrapped` is the multimodal form;
+    `experts` is "fused" or "apart"."""
     generator = torch.Generator().manual_seed(seed)
     kind = FAMILIES[family]
     fields = kind.sizes | sizes
@@ -201,9 +201,9 @@ def randomise(module: nn.Module, generator: torch.Generator) -> None:
         elif weight.dim() == 1:  # norms (zero-centred), biases, dt_bias
             weight.copy_(0.3 * noise)
         elif "embed_tokens" in name:
-            weight.copy_(noise)
+            weight.copy_(0.5 * noise)
         else:
-            weight.copy_(noise * (1.2 / weight.shape[-1] ** 0.5))
+            weight.copy_(noise * (0.7 / weight.shape[-1] ** 0.5))
 
 
 def tensors(tiny: Tiny, experts: str = "fused") -> dict[str, Tensor]:

@@ -107,7 +107,10 @@ def execute(args: argparse.Namespace) -> int:
 def _print_table(results: "list[Result]", args: argparse.Namespace, num_prompts: int) -> None:
     from rich.table import Table
 
-    title = f"{num_prompts} prompts, {args.rows} at once, medians of {args.rounds} rounds, identical tokens"
+    title = (
+        f"{summary.counted(num_prompts, 'prompt')}, {args.rows} at once, "
+        f"medians of {summary.counted(args.rounds, 'round')}, identical tokens"
+    )
     table = Table("K", "tokens/step", "accepted", "ms/step", "tokens/s", "speed-up", title=title)
     for column in table.columns:
         column.justify = "right"

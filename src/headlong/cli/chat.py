@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headlong.cli import options, summary
 from headlong.cli.drafts import AnswerWriter
 from headlong.cli.terminal import note, wants_colour
-from headlong.errors import RequestError
+from headlong.errors import CapacityError, RequestError
 from headlong.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Conversation:
         writer = AnswerWriter(self._llm.service.tokenizer, self._tint)
         try:
             done = self._stream(turn, writer)
-        except RequestError as error:
+        except (RequestError, CapacityError) as error:
             note(f"{error}; /clear starts a new conversation")
             return
         writer.end()
@@ -129,8 +129,8 @@ class Conversation:
         tokens = sum(stats.steps * stats.tokens_per_step for stats in all_stats)
         seconds = sum(stats.decode_seconds for stats in all_stats)
         parts = [
-            f"{len(self._answers)} answers",
-            f"{sum(len(answer.token_ids) for answer in self._answers)} tokens",
+            summary.counted(len(self._answers), "answer"),
+            summary.counted(sum(len(answer.token_ids) for answer in self._answers), "token"),
             f"{tokens / seconds if seconds else 0.0:.1f} tokens/s",
             f"{tokens / steps if steps else 0.0:.2f} tokens/step",
         ]

@@ -87,7 +87,7 @@ def gather(model: str | None, config: EngineConfig, progress: ProgressFn, *, eve
     return Facts(
         folder=folder,
         reason=reason,
-        model_type=str(checkpoint.config.get("model_type")),
+        model_type=str(checkpoint.config.get("model_type", "unknown")),
         config=None if blueprint is None else blueprint.config,
         modules=list_modules(checkpoint, names, every=every),
         skipped=[

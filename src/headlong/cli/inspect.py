@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from headlong.cli import options
+from headlong.cli import options, summary
 from headlong.cli.terminal import console
 from headlong.progress import default_progress
 
@@ -114,7 +114,9 @@ def _print(facts: "Facts") -> None:
         nbytes, count = facts.nbytes(head=in_head), facts.parameters(head=in_head)
         out.print(f"{part + ':':<8}{decimal(nbytes)}, {count:,} parameters")
     for skipped in facts.skipped:
-        out.print(f"skipped: {skipped.count} tensors, {decimal(skipped.nbytes)} ({skipped.reason})")
+        out.print(
+            f"skipped: {summary.counted(skipped.count, 'tensor')}, {decimal(skipped.nbytes)} ({skipped.reason})"
+        )
     if facts.state is not None:
         state = facts.state
         out.print(

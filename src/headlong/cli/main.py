@@ -39,7 +39,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         epilog=EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"headlong {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", prog="headlong")
     for command in COMMANDS:
         command.add_parser(commands)
     return parser, dict(commands.choices)  # type: ignore[arg-type]
@@ -47,23 +47,27 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line; returns its exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    args = _parse(words)
-    if args is None:
-        return 0
-    _configure_logging(getattr(args, "verbose", False))
     try:
-        code = args.execute(args)
-        sys.stdout.flush()
-        return code
-    except HeadlongError as error:
-        return _fail(f"headlong {args.command}: {error}", EXIT_USAGE)
+        try:
+            return _execute(_parse(list(sys.argv[1:] if argv is None else argv)))
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         return _fail("", EXIT_INTERRUPTED)
     except BrokenPipeError:
         # The reader is gone. What is still buffered would complain once more when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE
+
+
+def _execute(args: argparse.Namespace | None) -> int:
+    if args is None:
+        return 0
+    _configure_logging(getattr(args, "verbose", False))
+    try:
+        return args.execute(args)
+    except HeadlongError as error:
+        return _fail(f"headlong {args.command}: {error}", EXIT_USAGE)
 
 
 def _parse(words: list[str]) -> argparse.Namespace | None:

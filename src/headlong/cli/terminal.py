@@ -28,7 +28,12 @@ def console() -> "Console":
     """For tables on stdout."""
     from rich.console import Console
 
-    return Console(
+    class Piped(Console):
+        def on_broken_pipe(self) -> None:
+            """Rich would leave with 1, which means something here; `main` knows better."""
+            raise BrokenPipeError
+
+    return Piped(
         file=sys.stdout,
         color_system="auto" if wants_colour("auto", sys.stdout) else None,
         width=None if sys.stdout.isatty() else WIDE,

@@ -5,9 +5,6 @@ from torch import Tensor
 
 from headlong.layers.context import Context
 from headlong.models.qwen3_5 import Qwen35Model
-from headlong.ops.causal_conv import reference as causal_conv
-from headlong.ops.gated_delta import reference as gated_delta
-from headlong.ops.paged_attention import reference as paged_attention
 from headlong.ops.rope.reference import angles
 from headlong.state.specs import DeltaNetSpec
 from headlong.state.state import State
@@ -65,14 +62,14 @@ class Runner:
         )
 
     def context(self, batch: Batch) -> Context:
-        rotation = angles(batch.positions_N, self.model.rotary, self.model.activation_dtype)
-        attention = paged_attention.plan(batch.starts, batch.query_lens, batch.pages_RP, self.state.page_size)
+        ops = self.model.ops
+        rotation = angles(batch.positions_N, self.model.rotary, ops.activation_dtype)
+        attention = ops.plan_attention(batch.starts, batch.query_lens, batch.pages_RP, self.state.page_size)
         if self.conv_kernel is None:
             return Context(rotation, attention)
-        rows = (batch.slots, batch.query_lens, batch.num_drafts, batch.num_replay)
+        rows = (batch.slots, batch.starts, batch.query_lens, batch.num_drafts, batch.num_replay)
         window = self.conv_kernel - 1 + self.state.max_drafts
-        conv = causal_conv.plan(*rows, self.conv_kernel, window, self.device)
-        return Context(rotation, attention, conv, gated_delta.plan(*rows, self.device))
+        return Context(rotation, attention, ops.plan_delta_net(*rows, self.conv_kernel, window, self.device))
 
     def forward(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
         """Hidden states of all tokens, and logits of those that want them."""

@@ -7,10 +7,8 @@ from torch import Tensor
 
 from headlong.layers.context import Context
 from headlong.layers.weights import Scope
-from headlong.ops.elementwise import sigmoid
+from headlong.ops.gated_attention.reference import GatedAttentionWeights
 from headlong.ops.norm.reference import RmsNorm
-from headlong.ops.paged_attention.reference import attend, write
-from headlong.ops.rope.reference import rotate
 from headlong.state.layer import KvState
 from headlong.state.specs import KvSpec
 
@@ -41,29 +39,23 @@ class GatedAttention:
         q_and_gate = rows("q_proj", heads * dim * 2).view(heads, 2, dim, -1)  # per head: query, then gate
         q, gate = q_and_gate[:, 0].flatten(0, 1), q_and_gate[:, 1].flatten(0, 1)
         weight = torch.cat([q, rows("k_proj", kv * dim), gate, rows("v_proj", kv * dim)])
-        self.bias = weight[:, -1].to(scope.ops.activation_dtype) if c.bias else None
+        self.bias = weight[:, -1].contiguous() if c.bias else None
         self.project = scope.ops.linear(weight[:, :-1].contiguous() if c.bias else weight)
         self.out = scope.linear("o_proj", c.hidden_size, heads * dim)
         self.out_bias = scope.vector("o_proj.bias", c.hidden_size) if c.bias else None
         # Rotation keeps lengths, so the softmax scale can ride on the queries' norm.
         q_norm, k_norm = scope.norm_weight("q_norm", dim) * dim**-0.5, scope.norm_weight("k_norm", dim)
-        self.qk_norm = RmsNorm(torch.cat([q_norm.expand(heads, dim), k_norm.expand(kv, dim)]), c.eps)
-        self.sizes = [(heads + kv) * dim, heads * dim, kv * dim]
+        qk_norm = RmsNorm(torch.cat([q_norm.expand(heads, dim), k_norm.expand(kv, dim)]), c.eps)
+        self.attend = scope.ops.gated_attention(GatedAttentionWeights(heads, kv, dim, qk_norm))
 
     @property
     def state_spec(self) -> KvSpec:
         return KvSpec(self.config.num_kv_heads, self.config.head_dim)
 
     def __call__(self, x_ND: Tensor, context: Context, state: KvState) -> Tensor:
-        heads, dim = self.config.num_heads, self.config.head_dim
         projected = self.project(x_ND)
         if self.bias is not None:
             projected = projected + self.bias
-        qk, gate, v = projected.split_with_sizes(self.sizes, dim=-1)
-        qk = self.qk_norm(qk.view(x_ND.shape[0], -1, dim))
-        qk = rotate(qk, context.angles)
-        write(state.keys, qk[:, heads:], context.attention)
-        write(state.values, v.reshape(x_ND.shape[0], -1, dim), context.attention)
-        out = attend(qk[:, :heads], state.keys, state.values, context.attention)
-        out = self.out(out.flatten(1) * sigmoid(gate))
+        out = self.attend(projected, state.keys, state.values, context.angles, context.attention)
+        out = self.out(out)
         return out if self.out_bias is None else out + self.out_bias

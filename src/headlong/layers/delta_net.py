@@ -7,14 +7,10 @@ from torch import Tensor
 
 from headlong.layers.context import Context
 from headlong.layers.weights import Scope
-from headlong.ops.causal_conv.reference import causal_conv
-from headlong.ops.elementwise import sigmoid, softplus
-from headlong.ops.gated_delta.reference import gated_delta
-from headlong.ops.norm.reference import RmsNorm, l2_norm
+from headlong.ops.delta_net.reference import DeltaNetWeights
+from headlong.ops.norm.reference import RmsNorm
 from headlong.state.layer import DeltaNetState
 from headlong.state.specs import DeltaNetSpec
-
-QK_EPS = 1e-6
 
 
 @dataclass(frozen=True)
@@ -39,18 +35,22 @@ class GatedDeltaNet:
 
     def __init__(self, config: DeltaNetConfig, scope: Scope) -> None:
         self.config = c = config
-        value_size = c.num_value_heads * c.value_dim
         read = _interleaved_rows if c.interleaved else _separate_rows
         self.project = scope.ops.linear(read(c, scope))
-        self.sizes = [c.conv_channels, value_size, c.num_value_heads, c.num_value_heads]
         conv = scope.vector("conv1d.weight", c.conv_channels, 1, c.conv_kernel)
-        self.conv_TC = conv.squeeze(1).t().contiguous()
-        self.rate = -scope.vector("A_log", c.num_value_heads).exp()
-        self.dt_bias = scope.vector("dt_bias", c.num_value_heads)
-        # Queries would be scaled by 1/√key_dim; the norm that follows takes it all out but for its eps.
-        self.norm = RmsNorm(scope.vector("norm.weight", c.value_dim), c.eps * c.key_dim)
-        self.qk_eps = torch.full((), QK_EPS, dtype=self.rate.dtype, device=self.rate.device)
-        self.out = scope.linear("out_proj", c.hidden_size, value_size)
+        weights = DeltaNetWeights(
+            num_key_heads=c.num_key_heads,
+            num_value_heads=c.num_value_heads,
+            key_dim=c.key_dim,
+            value_dim=c.value_dim,
+            conv_TC=conv.squeeze(1).t().contiguous(),
+            rate=-scope.vector("A_log", c.num_value_heads).exp(),
+            dt_bias=scope.vector("dt_bias", c.num_value_heads),
+            # Queries would be scaled by 1/√key_dim; this norm takes it all out but for its eps.
+            norm=RmsNorm(scope.vector("norm.weight", c.value_dim), c.eps * c.key_dim),
+        )
+        self.mix = scope.ops.delta_net(weights)
+        self.out = scope.linear("out_proj", c.hidden_size, c.num_value_heads * c.value_dim)
 
     @property
     def state_spec(self) -> DeltaNetSpec:
@@ -58,20 +58,7 @@ class GatedDeltaNet:
         return DeltaNetSpec(c.num_value_heads, c.key_dim, c.value_dim, c.conv_channels, c.conv_kernel)
 
     def __call__(self, x_ND: Tensor, context: Context, state: DeltaNetState) -> Tensor:
-        assert context.conv is not None and context.delta is not None
-        c, num_tokens = self.config, x_ND.shape[0]
-        mixed, gate, b, a = self.project(x_ND).split_with_sizes(self.sizes, dim=-1)
-        mixed = causal_conv(mixed, state.windows, self.conv_TC, context.conv)
-
-        key_size = 2 * c.num_key_heads * c.key_dim
-        qk = l2_norm(mixed[:, :key_size].view(num_tokens, 2, c.num_key_heads, c.key_dim), self.qk_eps)
-        if c.num_value_heads != c.num_key_heads:
-            shape = (num_tokens, 2, c.num_key_heads, c.num_value_heads // c.num_key_heads, c.key_dim)
-            qk = qk.unsqueeze(3).expand(shape).flatten(2, 3)
-        v = mixed[:, key_size:].view(num_tokens, c.num_value_heads, c.value_dim)
-        decay = torch.exp(self.rate * softplus(a + self.dt_bias))
-        out = gated_delta(qk[:, 0], qk[:, 1], v, decay, sigmoid(b), state.delta, context.delta)
-        return self.out(self.norm.gated(out, gate.view(out.shape)).flatten(1))
+        return self.out(self.mix(self.project(x_ND), state.delta, state.windows, context.delta_net))
 
 
 def _separate_rows(c: DeltaNetConfig, scope: Scope) -> Tensor:

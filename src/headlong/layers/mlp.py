@@ -5,29 +5,28 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from headlong.layers.weights import Scope
-from headlong.ops.elementwise import sigmoid, silu
+from headlong.ops.elementwise import sigmoid
 from headlong.ops.linear.invariance import Linear
 from headlong.ops.moe.reference import moe, route
+from headlong.ops.registry import Ops
 
 
 class Mlp:
     """down(silu(gate x) · up x)"""
 
-    def __init__(self, gate_up: Linear, down: Linear) -> None:
+    def __init__(self, gate_up: Linear, down: Linear, ops: Ops) -> None:
         self.gate_up = gate_up
         self.down = down
+        self.silu_mul = ops.silu_mul
 
     @classmethod
     def load(cls, hidden_size: int, intermediate_size: int, scope: Scope) -> "Mlp":
         parts = (("gate_proj", intermediate_size), ("up_proj", intermediate_size))
-        return cls(
-            scope.fused(*parts, in_features=hidden_size),
-            scope.linear("down_proj", hidden_size, intermediate_size),
-        )
+        gate_up = scope.fused(*parts, in_features=hidden_size)
+        return cls(gate_up, scope.linear("down_proj", hidden_size, intermediate_size), scope.ops)
 
     def __call__(self, x_ND: Tensor) -> Tensor:
-        gate, up = self.gate_up(x_ND).chunk(2, dim=-1)
-        return self.down(silu(gate).mul_(up))
+        return self.down(self.silu_mul(self.gate_up(x_ND)))
 
 
 @dataclass(frozen=True)
@@ -45,15 +44,15 @@ class MoeMlp:
 
     def __init__(self, config: MoeConfig, scope: Scope) -> None:
         self.config = c = config
-        linear = scope.ops.linear
+        ops = scope.ops
         self.router = scope.linear("gate", c.num_experts, c.hidden_size)
         gate_up = scope.tensor("experts.gate_up_proj", c.num_experts, 2 * c.intermediate_size, c.hidden_size)
         down = scope.tensor("experts.down_proj", c.num_experts, c.hidden_size, c.intermediate_size)
-        self.experts = [Mlp(linear(g), linear(d)) for g, d in zip(gate_up, down, strict=True)]
+        self.experts = [Mlp(ops.linear(g), ops.linear(d), ops) for g, d in zip(gate_up, down, strict=True)]
         self.shared = Mlp.load(c.hidden_size, c.shared_intermediate_size, scope("shared_expert"))
         self.shared_gate = scope.linear("shared_expert_gate", 1, c.hidden_size)
 
     def __call__(self, x_ND: Tensor) -> Tensor:
         experts, weights = route(self.router(x_ND), self.config.num_active, self.config.normalise)
         routed = moe(x_ND, experts, weights, self.experts)
-        return routed.add_(self.shared(x_ND).mul_(sigmoid(self.shared_gate(x_ND))))
+        return routed.add_(self.shared(x_ND) * sigmoid(self.shared_gate(x_ND).to(routed.dtype)))

@@ -1,5 +1,6 @@
 """How layers ask for their tensors: a scope of names over a weight source, in the dtypes layers need."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -7,7 +8,6 @@ from torch import Tensor
 
 from headlong.checkpoint.load import WeightSource
 from headlong.ops.linear.invariance import Linear
-from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.registry import Ops
 
 
@@ -35,8 +35,8 @@ class Scope:
         """A norm's multiplier: Qwen stores w where 1 + w is meant."""
         return self.vector(f"{name}.weight", size) + 1.0
 
-    def norm(self, name: str, size: int, eps: float) -> RmsNorm:
-        return RmsNorm(self.norm_weight(name, size), eps)
+    def norm(self, name: str, size: int, eps: float, *, wide: bool = False) -> Callable[[Tensor], Tensor]:
+        return self.ops.norm(self.norm_weight(name, size), eps, wide=wide)
 
     def linear(self, name: str, out_features: int, in_features: int) -> Linear:
         return self.ops.linear(self.tensor(f"{name}.weight", out_features, in_features))

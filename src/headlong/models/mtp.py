@@ -30,7 +30,7 @@ class MtpHead:
         self.hidden_norm = scope.norm("pre_fc_norm_hidden", hidden, config.eps)
         self.fc = scope.linear("fc", hidden, 2 * hidden)
         self.layer = decoder_layer(config, FULL, scope("layers.0"), dense=False)
-        self.norm = scope.norm("norm", hidden, config.eps)
+        self.norm = scope.norm("norm", hidden, config.eps, wide=True)
 
     @property
     def state_specs(self) -> dict[str, LayerSpec]:
@@ -40,5 +40,5 @@ class MtpHead:
         self, embedding_ND: Tensor, hidden_ND: Tensor, context: Context, states: Mapping[str, LayerState]
     ) -> Tensor:
         pair = (self.embedding_norm(embedding_ND), self.hidden_norm(hidden_ND))
-        x_ND = self.layer(self.fc(torch.cat(pair, dim=-1)), context, states[self.layer.name])
-        return self.norm(x_ND)
+        x_ND = self.fc(torch.cat(pair, dim=-1)).to(hidden_ND.dtype)
+        return self.norm(self.layer(x_ND, context, states[self.layer.name]))

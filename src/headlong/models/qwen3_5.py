@@ -45,7 +45,7 @@ class Qwen35Model:
             decoder_layer(config, kind, scope(f"layers.{i}"), dense=i in config.dense_layers)
             for i, kind in enumerate(config.layer_types)
         ]
-        self.norm = scope.norm("norm", hidden, config.eps)
+        self.norm = scope.norm("norm", hidden, config.eps, wide=True)
         # A stored lm_head wins over a config that calls it tied.
         own_head = not config.tied or scope.has("lm_head.weight")
         self.lm_head = (
@@ -53,14 +53,14 @@ class Qwen35Model:
         )
         head_dim = config.attention.head_dim
         self.rotary = Rotary.of(config.rope_theta, config.rotary_dim, head_dim, scope.ops.device)
-        self.activation_dtype = scope.ops.activation_dtype
+        self.ops = scope.ops
 
     @property
     def state_specs(self) -> dict[str, LayerSpec]:
         return {layer.name: layer.state_spec for layer in self.layers}
 
     def embed(self, tokens_N: Tensor) -> Tensor:
-        return F.embedding(tokens_N, self.embedding).to(self.activation_dtype)
+        return F.embedding(tokens_N, self.embedding).to(self.ops.activation_dtype)
 
     def forward(self, tokens_N: Tensor, context: Context, states: Mapping[str, LayerState]) -> Tensor:
         x_ND = self.embed(tokens_N)

@@ -1,17 +1,29 @@
 """Chooses, once at load, who computes each op. Asks every candidate why it could not serve and logs it.
 
-Knows candidates and reasons, no model. Only linears have more than the reference so far.
+Knows candidates and reasons, no model. Whoever is chosen, the result is batch-invariant and rolls back alike.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from headlong.ops import native
+from headlong.ops.delta_net.native import NativeDeltaNet
+from headlong.ops.delta_net.reference import DeltaNetWeights, ReferenceDeltaNet
+from headlong.ops.gated_attention.native import NativeGatedAttention
+from headlong.ops.gated_attention.reference import GatedAttentionWeights, ReferenceGatedAttention
 from headlong.ops.linear.invariance import Linear, RowLinear, find_tile
 from headlong.ops.linear.onednn import OneDnnLinear, cpu_multiplies_bfloat16
 from headlong.ops.linear.reference import ReferenceLinear
+from headlong.ops.norm.native import NativeRmsNorm
+from headlong.ops.norm.reference import RmsNorm
+from headlong.ops.silu_mul import native as native_silu_mul
+from headlong.ops.silu_mul import reference as reference_silu_mul
 
 log = logging.getLogger(__name__)
 LINEARS = (OneDnnLinear, ReferenceLinear)
@@ -19,18 +31,26 @@ LINEARS = (OneDnnLinear, ReferenceLinear)
 
 @dataclass(frozen=True)
 class Ops:
-    """The ops of one engine: `linear(weight)` packs a weight for this device and dtype."""
+    """The ops of one engine. Those that hold weights are made by the methods, one for each layer."""
 
     dtype: torch.dtype
     device: torch.device
-    _reasons: set[str] = field(default_factory=set, repr=False)
+    _said: set[str] = field(default_factory=set, repr=False)
 
     @property
     def activation_dtype(self) -> torch.dtype:
         """What flows between layers: float32 at least, whatever the weights are."""
         return torch.promote_types(self.dtype, torch.float32)
 
+    @cached_property
+    def native(self) -> bool:
+        reason = native.refusal(self.dtype, self.device)
+        if reason is not None and self.device.type == "cpu":
+            self._say(f"native kernels {reason}: the reference ops serve")
+        return reason is None
+
     def linear(self, weight: Tensor) -> Linear:
+        """Packs a weight [out, in] for the fastest batch-invariant multiplication here."""
         if weight.is_meta:
             return ReferenceLinear(weight)
         for candidate in LINEARS:
@@ -45,9 +65,42 @@ class Ops:
             self._say(f"linear: not {candidate.name}: {reason}")
         return RowLinear(weight)
 
+    def norm(self, weight: Tensor, eps: float, *, wide: bool = False) -> Callable[[Tensor], Tensor]:
+        """A norm of whole hidden states, ready for the next linear or, if `wide`, as hidden states again."""
+        norm = RmsNorm(weight, eps)
+        return NativeRmsNorm(norm, self.activation_dtype if wide else self.dtype) if self.native else norm
+
+    def delta_net(self, weights: DeltaNetWeights) -> ReferenceDeltaNet | NativeDeltaNet:
+        return self._delta_net(weights)
+
+    def gated_attention(
+        self, weights: GatedAttentionWeights
+    ) -> ReferenceGatedAttention | NativeGatedAttention:
+        return self._gated_attention(weights)
+
+    @property
+    def silu_mul(self) -> Callable[[Tensor], Tensor]:
+        return native_silu_mul.silu_mul if self.native else reference_silu_mul.silu_mul
+
+    def plan_delta_net(self, *rows: Any) -> Any:
+        """What a step's DeltaNet layers share; see `ReferenceDeltaNet.plan`."""
+        return self._delta_net.plan(*rows)
+
+    def plan_attention(self, *rows: Any) -> Any:
+        """What a step's attention layers share; see `ReferenceGatedAttention.plan`."""
+        return self._gated_attention.plan(*rows)
+
+    @property
+    def _delta_net(self) -> type[ReferenceDeltaNet] | type[NativeDeltaNet]:
+        return NativeDeltaNet if self.native else ReferenceDeltaNet
+
+    @property
+    def _gated_attention(self) -> type[ReferenceGatedAttention] | type[NativeGatedAttention]:
+        return NativeGatedAttention if self.native else ReferenceGatedAttention
+
     def _say(self, reason: str) -> None:
-        if reason not in self._reasons:
-            self._reasons.add(reason)
+        if reason not in self._said:
+            self._said.add(reason)
             log.info(reason)
 
 

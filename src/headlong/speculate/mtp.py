@@ -11,7 +11,6 @@ from torch import Tensor
 from headlong.layers.context import Context
 from headlong.models.mtp import MtpHead
 from headlong.models.qwen3_5 import Qwen35Model
-from headlong.ops.paged_attention import reference as paged_attention
 from headlong.ops.rope.reference import angles
 from headlong.sampling.entries import Entries, Entry
 from headlong.sampling.sampler import Sampler
@@ -86,9 +85,10 @@ class _Passes:
     def context(self, index: int) -> Context:
         """Pass `index` (from 0) pairs draft `index` with the hidden state at position start + index."""
         starts = tuple(start + index for start in self.starts)
-        attention = paged_attention.plan(starts, (1,) * len(starts), self.pages_RP, self.page_size)
+        ops = self.model.ops
+        attention = ops.plan_attention(starts, (1,) * len(starts), self.pages_RP, self.page_size)
         positions = torch.tensor(starts, device=self.pages_RP.device)
-        return Context(angles(positions, self.model.rotary, self.model.activation_dtype), attention)
+        return Context(angles(positions, self.model.rotary, ops.activation_dtype), attention)
 
 
 def _spread(plan: Plan, tokens_DK: Tensor, q_steps: list[Tensor | None]) -> Draft:

@@ -5,13 +5,17 @@
 `block`: the same, but prefixes are judged as a whole (Sun et al. 2024, algorithm 2).
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from headlong.sampling import noise
 from headlong.sampling.entries import Entries, Entry
 from headlong.sampling.sampler import Sampler, needs_q
-from headlong.types import Draft, Plan, Verdict
+from headlong.types import Draft, Plan, RowPlan, Verdict
+
+Judge = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def verify(plan: Plan, draft: Draft | None, logits_LV: Tensor, sampler: Sampler) -> Verdict:
@@ -24,19 +28,11 @@ def verify(plan: Plan, draft: Draft | None, logits_LV: Tensor, sampler: Sampler)
     tokens_L = sampler.choose(logits_LV, entries)
     firsts = _firsts(plan)
     accepted_R = _matches(plan, draft, tokens_L, torch.tensor(firsts, device=device))
-    for number, row in enumerate(plan.rows):
-        if row.num_drafts and needs_q(row.request.params):
-            assert draft is not None and draft.q_RKV is not None
-            index = torch.arange(firsts[number], firsts[number] + row.num_logits, device=device)
-            p = sampler.probabilities(logits_LV, entries, index)
-            drafts, q = draft.tokens_RK[number, : row.num_drafts], draft.q_RKV[number, : row.num_drafts]
-            units = sampler.uniform(entries, index[:-1], noise.ACCEPT)
-            judge = _judge_block if row.request.params.verify == "block" else _judge_ratio
-            count, rest = judge(p, q, drafts, units)
-            tokens_L[index[:-1]] = drafts
-            at = index[count : count + 1]
-            tokens_L[at] = sampler.draw(rest.log()[None], entries, at, noise.RESIDUAL)
-            accepted_R[number] = count
+    if draft is not None and draft.q_RKV is not None:
+        for rule, judge in (("ratio", _judge_ratio), ("block", _judge_block)):
+            rows = [n for n, row in enumerate(plan.rows) if row.num_drafts and _rule(row) == rule]
+            if rows:
+                _decide(judge, rows, plan, draft, logits_LV, entries, sampler, firsts, tokens_L, accepted_R)
     logprobs = sampler.logprobs(logits_LV, tokens_L, entries)
     read_back = torch.cat((accepted_R, tokens_L)).tolist()
     accepted, flat = read_back[: len(plan.rows)], read_back[len(plan.rows) :]
@@ -84,27 +80,70 @@ def _matches(plan: Plan, draft: Draft | None, tokens_L: Tensor, firsts_R: Tensor
     return agrees.long().cumprod(1).sum(1)
 
 
-def _judge_ratio(p: Tensor, q: Tensor, drafts: Tensor, units: Tensor) -> tuple[int, Tensor]:
-    """How many are accepted, and the distribution of the token after them. p is [k+1, V], q is [k, V]."""
-    depth = len(drafts)
-    p_draft, q_draft = p[:depth].gather(1, drafts[:, None])[:, 0], q.gather(1, drafts[:, None])[:, 0]
-    count = int((units * q_draft < p_draft).long().cumprod(0).sum())
-    return count, p[depth] if count == depth else (p[count] - q[count]).clamp(min=0.0)
+def _rule(row: RowPlan) -> str:
+    return row.request.params.verify if needs_q(row.request.params) else "coupled"
 
 
-def _judge_block(p: Tensor, q: Tensor, drafts: Tensor, units: Tensor) -> tuple[int, Tensor]:
-    """The longest prefix that passes its own test; shorter ones need not pass theirs."""
-    depth = len(drafts)
-    ratios = (p[:depth].gather(1, drafts[:, None]) / q.gather(1, drafts[:, None]))[:, 0].tolist()
-    weight, count, rest = 1.0, 0, (p[0] - q[0]).clamp(min=0.0)
-    for i, (ratio, unit) in enumerate(zip(ratios, units.tolist(), strict=True), start=1):
-        weight = min(weight * ratio, 1.0)
-        if i == depth:
-            chance, left = weight, p[depth]
-        else:
-            left = (weight * p[i] - q[i]).clamp(min=0.0)
-            mass = float(left.sum())
-            chance = mass / (mass + 1.0 - weight) if mass > 0 else 0.0
-        if unit <= chance:
-            count, rest = i, left
+def _decide(
+    judge: Judge,
+    rows: list[int],
+    plan: Plan,
+    draft: Draft,
+    logits_LV: Tensor,
+    entries: Entries,
+    sampler: Sampler,
+    firsts: list[int],
+    tokens_L: Tensor,
+    accepted_R: Tensor,
+) -> None:
+    """Replaces the verdict on these M rows by a judge's, in place. Shallow rows are padded to the deepest."""
+    assert draft.q_RKV is not None
+    device = logits_LV.device
+    at_M = torch.tensor(rows, device=device)
+    depth_M = torch.tensor([plan.rows[n].num_drafts for n in rows], device=device)
+    first_M = torch.tensor([firsts[n] for n in rows], device=device)
+    place_K = torch.arange(plan.num_drafts, device=device)
+    real_MK = place_K < depth_M[:, None]
+    place_J = torch.arange(plan.num_drafts + 1, device=device)
+    index_MJ = first_M[:, None] + torch.minimum(place_J, depth_M[:, None])
+    p_MJV = sampler.probabilities(logits_LV, entries, index_MJ.flatten()).view(*index_MJ.shape, -1)
+    q_MJV = torch.zeros_like(p_MJV)
+    q_MJV[:, :-1] = draft.q_RKV[at_M] * real_MK[..., None]
+    units_MK = sampler.uniform(entries, index_MJ[:, :-1].flatten(), noise.ACCEPT).view(real_MK.shape)
+    drafts_MK = draft.tokens_RK[at_M]
+    count_M, rest_MV = judge(p_MJV, q_MJV, drafts_MK, units_MK, depth_M)
+    tokens_L[index_MJ[:, :-1][real_MK]] = drafts_MK[real_MK]
+    last_M = first_M + count_M
+    tokens_L[last_M] = sampler.draw(rest_MV.log(), entries, last_M, noise.RESIDUAL)
+    accepted_R[at_M] = count_M
+
+
+def _judge_ratio(p: Tensor, q: Tensor, drafts: Tensor, units: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
+    """How many are accepted, and the law of the token after them, up to a factor. p and q are [M, K + 1, V];
+    q is 0 from a row's depth on, where the rest is p itself."""
+    p_draft, q_draft = (x[:, :-1].gather(2, drafts[..., None])[..., 0] for x in (p, q))
+    agreed = (units * q_draft < p_draft).long().cumprod(1).sum(1)
+    count = torch.minimum(agreed, depth)
+    each = torch.arange(len(count), device=count.device)
+    return count, (p[each, count] - q[each, count]).clamp(min=0.0)
+
+
+def _judge_block(p: Tensor, q: Tensor, drafts: Tensor, units: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
+    """The longest prefix that passes its own test; shorter ones need not pass theirs. Shapes as above."""
+    p_draft, q_draft = (x[:, :-1].gather(2, drafts[..., None])[..., 0] for x in (p, q))
+    ratio = p_draft / q_draft
+    weight, count, rest = (
+        torch.ones_like(p[:, 0, 0]),
+        torch.zeros_like(depth),
+        (p[:, 0] - q[:, 0]).clamp(min=0),
+    )
+    for i in range(1, p.shape[1]):
+        weight = (weight * ratio[:, i - 1]).clamp(max=1.0)
+        left = (weight[:, None] * p[:, i] - q[:, i]).clamp(min=0.0)
+        mass = left.sum(1)
+        # At a row's depth q is 0, the mass is the weight, and so is the chance. 0 / 0 is a prefix without a
+        # rest: p is q there, and a longer one passes.
+        passed = (units[:, i - 1] <= mass / (mass + 1.0 - weight)) & (depth >= i)
+        count = torch.where(passed, i, count)
+        rest = torch.where(passed[:, None], left, rest)
     return count, rest

@@ -31,7 +31,9 @@ LinearFactory = Callable[[Tensor, int], Linear]
 
 
 class RowLinear:
-    """One matrix-vector product per row: slow and beyond doubt. Serves where nothing faster is invariant."""
+    """One matrix-vector product per row: slow and beyond doubt. Serves where nothing faster is invariant.
+
+    Each row is copied first: BLAS may take another path for a vector that starts off an alignment boundary."""
 
     name = "row by row"
 
@@ -41,7 +43,7 @@ class RowLinear:
 
     def __call__(self, x_ND: Tensor) -> Tensor:
         x = x_ND.to(self.weight.dtype)
-        return torch.stack([torch.mv(self.weight, row) for row in x]).to(x_ND.dtype)
+        return torch.stack([torch.mv(self.weight, row.clone()) for row in x]).to(x_ND.dtype)
 
 
 @cache

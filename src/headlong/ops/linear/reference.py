@@ -39,4 +39,4 @@ class ReferenceLinear:
         if self.pad_in:
             x_ND = F.pad(x_ND, (0, self.pad_in))
         y = F.linear(pad_rows(x_ND, self.tile), self.weight)
-        return y[:num_rows, : self.out_features].to(dtype)
+        return y[:num_rows, : self.out_features].to(dtype).contiguous()

@@ -9,7 +9,8 @@ from torch import Tensor
 
 def route(router_logits_NE: Tensor, num_active: int, normalise: bool) -> tuple[Tensor, Tensor]:
     """The experts of each token and their weights, both [N, num_active]."""
-    probs = torch.softmax(router_logits_NE, dim=-1)
+    wide = torch.promote_types(router_logits_NE.dtype, torch.float32)
+    probs = torch.softmax(router_logits_NE, dim=-1, dtype=wide)
     weights, experts = torch.topk(probs, num_active, dim=-1)
     if normalise:
         weights = weights / weights.sum(-1, keepdim=True)
@@ -19,7 +20,7 @@ def route(router_logits_NE: Tensor, num_active: int, normalise: bool) -> tuple[T
 def moe(
     x_ND: Tensor, experts_NA: Tensor, weights_NA: Tensor, experts: Sequence[Callable[[Tensor], Tensor]]
 ) -> Tensor:
-    out = torch.zeros_like(x_ND)
+    out = torch.zeros_like(x_ND, dtype=weights_NA.dtype)
     for expert in experts_NA.unique().tolist():
         token, rank = torch.where(experts_NA == expert)
         out[token] += experts[expert](x_ND[token]) * weights_NA[token, rank, None]

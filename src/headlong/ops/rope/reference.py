@@ -32,13 +32,19 @@ class Angles:
     cos: Tensor
     sin: Tensor
     swap_D: Tensor
+    rotary_dim: int
 
 
 def angles(positions_N: Tensor, rotary: Rotary, dtype: torch.dtype) -> Angles:
     phase = positions_N.to(torch.float32)[:, None, None] * rotary.inv_freq
     cos, sin = phase.cos().to(dtype), phase.sin().to(dtype)
     rest = cos.new_zeros(cos.shape[0], 1, rotary.swap_D.shape[0] - 2 * cos.shape[-1])
-    return Angles(torch.cat((cos, cos, rest + 1.0), -1), torch.cat((-sin, sin, rest), -1), rotary.swap_D)
+    return Angles(
+        torch.cat((cos, cos, rest + 1.0), -1),
+        torch.cat((-sin, sin, rest), -1),
+        rotary.swap_D,
+        2 * cos.shape[-1],
+    )
 
 
 def rotate(x_NHD: Tensor, angles: Angles) -> Tensor:

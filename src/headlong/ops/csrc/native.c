@@ -1,0 +1,301 @@
+/* Fused CPU kernels for what lies between two matmuls: norms, gates, the DeltaNet and the attention core.
+ *
+ * Plain C behind ctypes; knows no torch. Every token is computed alone, in one order, so its bits depend on
+ * nothing but its own past. Activations are float or bfloat16 (`wide` tells: 1 float, 0 bfloat16); arithmetic
+ * is float. The Python reference beside each kernel is the specification.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+/* The loader picks the widest version this CPU runs. */
+#define VECTORISED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define VECTORISED
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE float from_bf16(uint16_t h) {
+    uint32_t bits = (uint32_t)h << 16;
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+INLINE uint16_t to_bf16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+    return (uint16_t)((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : rounded);
+}
+
+INLINE void load(float *to, const void *from, int64_t at, int64_t count, int wide) {
+    if (wide) {
+        memcpy(to, (const float *)from + at, count * sizeof(float));
+    } else {
+        const uint16_t *h = (const uint16_t *)from + at;
+        for (int64_t i = 0; i < count; i++) to[i] = from_bf16(h[i]);
+    }
+}
+
+INLINE void store(void *to, int64_t at, const float *from, int64_t count, int wide) {
+    if (wide) {
+        memcpy((float *)to + at, from, count * sizeof(float));
+    } else {
+        uint16_t *h = (uint16_t *)to + at;
+        for (int64_t i = 0; i < count; i++) h[i] = to_bf16(from[i]);
+    }
+}
+
+/* e^x: 2^n e^r with |r| <= ln2 / 2, e^r by its series to the seventh power; about one unit in the last place. */
+INLINE float exponential(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    x = x > 88.0f ? 88.0f : x;
+    int32_t n = (int32_t)(x * 1.44269504f + (x < 0.0f ? -0.5f : 0.5f));
+    float r = x - (float)n * 0.693147181f;
+    float y = 1.0f / 5040.0f;
+    y = y * r + 1.0f / 720.0f;
+    y = y * r + 1.0f / 120.0f;
+    y = y * r + 1.0f / 24.0f;
+    y = y * r + 1.0f / 6.0f;
+    y = y * r + 0.5f;
+    y = y * r + 1.0f;
+    y = y * r + 1.0f;
+    int32_t bits = (n + 127) << 23;
+    float scale;
+    memcpy(&scale, &bits, 4);
+    return y * scale;
+}
+
+INLINE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
+INLINE float silu(float x) { return x / (1.0f + exponential(-x)); }
+INLINE float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
+
+INLINE float dot(const float *a, const float *b, int64_t count) {
+    float sum = 0.0f;
+    for (int64_t i = 0; i < count; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+/* out = x (|x|^2 + eps)^-1/2 weight, per row of `size`; see RmsNorm for the folded weight and eps. */
+VECTORISED void headlong_rms_norm(const float *x, const float *weight, float eps, void *out, int wide,
+                                  int64_t rows, int64_t size, float *scratch) {
+    for (int64_t row = 0; row < rows; row++) {
+        const float *line = x + row * size;
+        float scale = 1.0f / sqrtf(dot(line, line, size) + eps);
+        for (int64_t i = 0; i < size; i++) scratch[i] = line[i] * scale * weight[i];
+        store(out, row * size, scratch, size, wide);
+    }
+}
+
+/* out = silu(gate) up, with gate and up side by side in each row. */
+VECTORISED void headlong_silu_mul(const void *gate_up, void *out, int wide, int64_t rows, int64_t size,
+                                  float *scratch) {
+    for (int64_t row = 0; row < rows; row++) {
+        load(scratch, gate_up, row * 2 * size, 2 * size, wide);
+        for (int64_t i = 0; i < size; i++) scratch[i] = silu(scratch[i]) * scratch[size + i];
+        store(out, row * size, scratch, size, wide);
+    }
+}
+
+/* One row of the table that says what a step feeds. */
+enum { SLOT, START, QUERY_LEN, NUM_DRAFTS, NUM_REPLAY, ROW_FIELDS };
+
+typedef struct {
+    int64_t key_heads, value_heads, key_dim, value_dim, kernel, window, max_drafts;
+    const float *conv, *rate, *dt_bias, *norm; /* [kernel, channels], [heads], [heads], [value_dim] */
+    float qk_eps, norm_eps;
+    float *memory;  /* [slots, heads, key_dim, value_dim] */
+    float *drafts;  /* [slots, max_drafts, heads, key_dim + value_dim + 2] */
+    float *windows; /* [slots, window, channels] */
+} DeltaNet;
+
+/* S <- decay S + k (beta (v - S'k))', and out = S'q unless out is null. Two passes over S. */
+INLINE void delta_update(float *restrict S, const float *k, const float *v, float decay, float beta,
+                         const float *q, float *restrict out, float *restrict change, int64_t D, int64_t E) {
+    for (int64_t e = 0; e < E; e++) change[e] = 0.0f;
+    for (int64_t d = 0; d < D; d++) {
+        float *row = S + d * E, key = k[d];
+        for (int64_t e = 0; e < E; e++) {
+            row[e] *= decay;
+            change[e] += key * row[e];
+        }
+    }
+    for (int64_t e = 0; e < E; e++) change[e] = (v[e] - change[e]) * beta;
+    if (out)
+        for (int64_t e = 0; e < E; e++) out[e] = 0.0f;
+    for (int64_t d = 0; d < D; d++) {
+        float *row = S + d * E, key = k[d];
+        if (out) {
+            float query = q[d];
+            for (int64_t e = 0; e < E; e++) {
+                row[e] += key * change[e];
+                out[e] += query * row[e];
+            }
+        } else {
+            for (int64_t e = 0; e < E; e++) row[e] += key * change[e];
+        }
+    }
+}
+
+/* Runs one token: convolved inputs in `mixed` and the token's projections to a normed, gated `out`. */
+INLINE void delta_token(const DeltaNet *net, float *S, float *mixed, const float *gate, const float *b,
+                        const float *a, float *keep, float *out, float *change) {
+    const int64_t D = net->key_dim, E = net->value_dim, X = D + E + 2;
+    const int64_t per_key = net->value_heads / net->key_heads;
+    for (int64_t h = 0; h < 2 * net->key_heads; h++) {
+        float *head = mixed + h * D;
+        float scale = 1.0f / sqrtf(dot(head, head, D) + net->qk_eps);
+        for (int64_t d = 0; d < D; d++) head[d] *= scale;
+    }
+    for (int64_t h = 0; h < net->value_heads; h++) {
+        const float *q = mixed + h / per_key * D, *k = q + net->key_heads * D;
+        const float *v = mixed + 2 * net->key_heads * D + h * E;
+        float decay = expf(net->rate[h] * softplus(a[h] + net->dt_bias[h]));
+        float beta = 1.0f / (1.0f + expf(-b[h])), *o = out + h * E;
+        delta_update(S + h * D * E, k, v, decay, beta, q, o, change, D, E);
+        if (keep) {
+            memcpy(keep + h * X, k, D * sizeof(float));
+            memcpy(keep + h * X + D, v, E * sizeof(float));
+            keep[h * X + D + E] = decay;
+            keep[h * X + D + E + 1] = beta;
+        }
+        float scale = 1.0f / sqrtf(dot(o, o, E) + net->norm_eps);
+        for (int64_t e = 0; e < E; e++) o[e] = o[e] * scale * net->norm[e] * silu(gate[h * E + e]);
+    }
+}
+
+/* Everything between a DeltaNet layer's two projections, for all rows of a step. */
+VECTORISED void headlong_delta_net(const DeltaNet *net, const void *projected, void *result, int wide,
+                                   const int64_t *table, int64_t rows, int64_t num_tokens) {
+    const int64_t D = net->key_dim, E = net->value_dim, X = D + E + 2, H = net->value_heads;
+    const int64_t C = 2 * net->key_heads * D + H * E, past = net->kernel - 1;
+    const int64_t width = C + H * E + 2 * H, S_size = H * D * E;
+    float *lines = malloc((past + num_tokens) * C * sizeof(float));
+    float *scratch = malloc((C + 2 * H * E + 2 * H + E + S_size) * sizeof(float));
+    float *mixed = scratch, *rest = mixed + C, *out = rest + H * E + 2 * H, *change = out + H * E;
+    float *copy = change + E;
+    int64_t token = 0;
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t *row = table + r * ROW_FIELDS;
+        const int64_t query_len = row[QUERY_LEN], certain = query_len - row[NUM_DRAFTS];
+        float *window = net->windows + row[SLOT] * net->window * C;
+        float *S = net->memory + row[SLOT] * S_size;
+        float *drafts = net->drafts + row[SLOT] * net->max_drafts * H * X;
+        memcpy(lines, window + row[NUM_REPLAY] * C, past * C * sizeof(float));
+        for (int64_t t = 0; t < query_len; t++)
+            load(lines + (past + t) * C, projected, (token + t) * width, C, wide);
+        for (int64_t j = 0; j < row[NUM_REPLAY]; j++)
+            for (int64_t h = 0; h < H; h++) {
+                const float *x = drafts + (j * H + h) * X;
+                delta_update(S + h * D * E, x, x + D, x[D + E], x[D + E + 1], 0, 0, change, D, E);
+            }
+        for (int64_t t = 0; t < query_len; t++) {
+            for (int64_t c = 0; c < C; c++) mixed[c] = 0.0f;
+            for (int64_t tap = 0; tap <= past; tap++) {
+                const float *input = lines + (t + tap) * C, *weight = net->conv + tap * C;
+                for (int64_t c = 0; c < C; c++) mixed[c] += input[c] * weight[c];
+            }
+            for (int64_t c = 0; c < C; c++) mixed[c] = silu(mixed[c]);
+            load(rest, projected, (token + t) * width + C, H * E + 2 * H, wide);
+            if (t == certain) {
+                memcpy(copy, S, S_size * sizeof(float));
+                S = copy;
+            }
+            float *keep = t < certain ? 0 : drafts + (t - certain) * H * X;
+            delta_token(net, S, mixed, rest, rest + H * E, rest + H * E + H, keep, out, change);
+            store(result, (token + t) * H * E, out, H * E, wide);
+        }
+        memcpy(window, lines + certain * C, (past + row[NUM_DRAFTS]) * C * sizeof(float));
+        token += query_len;
+    }
+    free(lines);
+    free(scratch);
+}
+
+typedef struct {
+    int64_t heads, kv_heads, head_dim, half, page_size, padded_dim;
+    const float *qk_norm; /* [heads + kv_heads, head_dim] */
+    float qk_eps;
+    void *keys, *values; /* [pages, kv_heads, page_size, padded_dim] */
+    int wide_cache;
+} Attention;
+
+/* Reads a stored key or value vector in place when it is float, through `buffer` when it is not. */
+INLINE const float *cached(const void *cache, int64_t at, int64_t count, int wide, float *buffer) {
+    if (wide) return (const float *)cache + at;
+    load(buffer, cache, at, count, 0);
+    return buffer;
+}
+
+INLINE void attend(const Attention *net, const float *q, const int64_t *pages, int64_t kv, int64_t length,
+                   float *scores, float *out, float *buffer) {
+    const int64_t D = net->head_dim, per_page = net->kv_heads * net->page_size;
+    float top = -INFINITY, total = 0.0f;
+    for (int64_t p = 0; p < length; p++) {
+        int64_t line = pages[p / net->page_size] * per_page + kv * net->page_size + p % net->page_size;
+        scores[p] = dot(q, cached(net->keys, line * net->padded_dim, D, net->wide_cache, buffer), D);
+        top = scores[p] > top ? scores[p] : top;
+    }
+    for (int64_t p = 0; p < length; p++) scores[p] = exponential(scores[p] - top);
+    for (int64_t p = 0; p < length; p++) total += scores[p];
+    for (int64_t d = 0; d < D; d++) out[d] = 0.0f;
+    for (int64_t p = 0; p < length; p++) {
+        int64_t line = pages[p / net->page_size] * per_page + kv * net->page_size + p % net->page_size;
+        const float *v = cached(net->values, line * net->padded_dim, D, net->wide_cache, buffer);
+        float weight = scores[p];
+        for (int64_t d = 0; d < D; d++) out[d] += weight * v[d];
+    }
+    for (int64_t d = 0; d < D; d++) out[d] /= total;
+}
+
+/* Norms and rotates one token's queries and keys in place; writes its key and value into their page. */
+INLINE void attention_token(const Attention *net, float *line, const float *cos, const float *sin,
+                            const int64_t *pages, int64_t position, float *head) {
+    const int64_t D = net->head_dim, half = net->half, H = net->heads, KV = net->kv_heads;
+    for (int64_t h = 0; h < H + KV; h++) {
+        float *x = line + h * D;
+        const float *weight = net->qk_norm + h * D;
+        float scale = 1.0f / sqrtf(dot(x, x, D) + net->qk_eps);
+        for (int64_t d = 0; d < D; d++) head[d] = x[d] * scale * weight[d];
+        for (int64_t d = 0; d < half; d++) {
+            x[d] = head[d] * cos[d] + head[d + half] * sin[d];
+            x[d + half] = head[d + half] * cos[d + half] + head[d] * sin[d + half];
+        }
+        for (int64_t d = 2 * half; d < D; d++) x[d] = head[d];
+    }
+    const float *values = line + (2 * H + KV) * D;
+    for (int64_t kv = 0; kv < KV; kv++) {
+        int64_t place = (pages[position / net->page_size] * KV + kv) * net->page_size + position % net->page_size;
+        store(net->keys, place * net->padded_dim, line + (H + kv) * D, D, net->wide_cache);
+        store(net->values, place * net->padded_dim, values + kv * D, D, net->wide_cache);
+    }
+}
+
+/* Everything between an attention layer's two projections. A line is queries, keys, gates, values. */
+VECTORISED void headlong_attention(const Attention *net, const void *projected, void *result, int wide,
+                                   const float *cos, const float *sin, const int64_t *table, int64_t rows,
+                                   const int64_t *pages, int64_t pages_width, int64_t longest) {
+    const int64_t D = net->head_dim, H = net->heads, KV = net->kv_heads, per_kv = H / KV;
+    const int64_t width = 2 * (H + KV) * D;
+    float *line = malloc((width + H * D + 2 * D + longest) * sizeof(float));
+    float *out = line + width, *head = out + H * D, *buffer = head + D, *scores = buffer + D;
+    int64_t token = 0;
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t *row = table + r * ROW_FIELDS, *own = pages + r * pages_width;
+        for (int64_t t = 0; t < row[QUERY_LEN]; t++, token++) {
+            const int64_t position = row[START] + t;
+            load(line, projected, token * width, width, wide);
+            attention_token(net, line, cos + token * D, sin + token * D, own, position, head);
+            const float *gate = line + (H + KV) * D;
+            for (int64_t h = 0; h < H; h++) {
+                attend(net, line + h * D, own, h / per_kv, position + 1, scores, out + h * D, buffer);
+                for (int64_t d = 0; d < D; d++) out[h * D + d] *= sigmoid(gate[h * D + d]);
+            }
+            store(result, token * H * D, out, H * D, wide);
+        }
+    }
+    free(line);
+}

@@ -1,0 +1,73 @@
+"""The DeltaNet core as one native call per layer; float32 arithmetic whatever the activations are."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from headlong.ops import native
+from headlong.ops.delta_net.reference import QK_EPS, DeltaNetWeights
+from headlong.ops.gated_delta.reference import DeltaState
+from headlong.ops.row_table import row_table
+
+
+class _DeltaNet(ctypes.Structure):
+    """Mirrors `DeltaNet` in csrc/native.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("key_heads", "value_heads", "key_dim", "value_dim")),
+        *((name, ctypes.c_int64) for name in ("kernel", "window", "max_drafts")),
+        *((name, ctypes.c_void_p) for name in ("conv", "rate", "dt_bias", "norm")),
+        *((name, ctypes.c_float) for name in ("qk_eps", "norm_eps")),
+        *((name, ctypes.c_void_p) for name in ("memory", "drafts", "windows")),
+    )
+
+
+class NativeDeltaNet:
+    """One layer's weights; its state is bound at the first call."""
+
+    name = "native"
+
+    def __init__(self, weights: DeltaNetWeights) -> None:
+        self.weights = weights
+        self._bound: tuple[DeltaState, _DeltaNet] | None = None
+
+    @staticmethod
+    def plan(
+        slots: tuple[int, ...],
+        starts: tuple[int, ...],
+        query_lens: tuple[int, ...],
+        num_drafts: tuple[int, ...],
+        num_replay: tuple[int, ...],
+        kernel: int,  # noqa: ARG004 - known from the weights
+        window: int,  # noqa: ARG004 - known from the state
+        device: torch.device,  # noqa: ARG004 - always the CPU
+    ) -> Tensor:
+        return row_table(slots, starts, query_lens, num_drafts, num_replay)
+
+    def __call__(self, projected: Tensor, delta: DeltaState, windows_SWC: Tensor, plan: Tensor) -> Tensor:
+        w = self.weights
+        if self._bound is None or self._bound[0] is not delta:
+            self._bound = (delta, self._bind(delta, windows_SWC))
+        num_tokens = projected.shape[0]
+        out = projected.new_empty(num_tokens, w.num_value_heads * w.value_dim)
+        address = ctypes.addressof(self._bound[1])
+        wide = native.is_wide(projected)
+        native.call("headlong_delta_net", address, projected, out, wide, plan, plan.shape[0], num_tokens)
+        return out
+
+    def _bind(self, delta: DeltaState, windows_SWC: Tensor) -> _DeltaNet:
+        w = self.weights
+        return _DeltaNet(
+            w.num_key_heads,
+            w.num_value_heads,
+            w.key_dim,
+            w.value_dim,
+            w.conv_TC.shape[0],
+            windows_SWC.shape[1],
+            delta.drafts_SKHX.shape[1],
+            *(t.data_ptr() for t in (w.conv_TC, w.rate, w.dt_bias, w.norm.weight)),
+            QK_EPS,
+            float(w.norm.eps),
+            *(t.data_ptr() for t in (delta.committed_SHDE, delta.drafts_SKHX, windows_SWC)),
+        )

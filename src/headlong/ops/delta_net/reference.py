@@ -1,0 +1,83 @@
+"""What lies between a DeltaNet layer's two projections: convolution, gates, gated delta rule, gated norm."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headlong.ops.causal_conv import reference as causal_conv
+from headlong.ops.elementwise import sigmoid, softplus
+from headlong.ops.gated_delta import reference as gated_delta
+from headlong.ops.gated_delta.reference import DeltaState
+from headlong.ops.norm.reference import RmsNorm, l2_norm
+
+QK_EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class DeltaNetWeights:
+    """A projected token is [queries, keys, values | output gate | β | a]."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_TC: Tensor
+    """[kernel, channels]"""
+    rate: Tensor
+    """-exp(A_log)"""
+    dt_bias: Tensor
+    norm: RmsNorm
+
+    @property
+    def conv_channels(self) -> int:
+        return self.conv_TC.shape[1]
+
+
+@dataclass(frozen=True)
+class DeltaNetPlan:
+    conv: causal_conv.ConvPlan
+    delta: gated_delta.DeltaPlan
+
+
+class ReferenceDeltaNet:
+    """Plain torch; the truth."""
+
+    name = "reference"
+
+    def __init__(self, weights: DeltaNetWeights) -> None:
+        self.weights = w = weights
+        value_size = w.num_value_heads * w.value_dim
+        self.sizes = [w.conv_channels, value_size, w.num_value_heads, w.num_value_heads]
+        self.qk_eps = torch.full((), QK_EPS, dtype=w.rate.dtype, device=w.rate.device)
+
+    @staticmethod
+    def plan(
+        slots: tuple[int, ...],
+        starts: tuple[int, ...],  # noqa: ARG004 - positions do not matter to a recurrence
+        query_lens: tuple[int, ...],
+        num_drafts: tuple[int, ...],
+        num_replay: tuple[int, ...],
+        kernel: int,
+        window: int,
+        device: torch.device,
+    ) -> DeltaNetPlan:
+        rows = (slots, query_lens, num_drafts, num_replay)
+        return DeltaNetPlan(causal_conv.plan(*rows, kernel, window, device), gated_delta.plan(*rows, device))
+
+    def __call__(
+        self, projected: Tensor, delta: DeltaState, windows_SWC: Tensor, plan: DeltaNetPlan
+    ) -> Tensor:
+        """[N, value heads · value dim]; updates the plan's slots."""
+        w, num_tokens = self.weights, projected.shape[0]
+        mixed, gate, b, a = projected.split_with_sizes(self.sizes, dim=-1)
+        mixed = causal_conv.causal_conv(mixed, windows_SWC, w.conv_TC, plan.conv)
+        key_size = 2 * w.num_key_heads * w.key_dim
+        qk = l2_norm(mixed[:, :key_size].view(num_tokens, 2, w.num_key_heads, w.key_dim), self.qk_eps)
+        if w.num_value_heads != w.num_key_heads:
+            shape = (num_tokens, 2, w.num_key_heads, w.num_value_heads // w.num_key_heads, w.key_dim)
+            qk = qk.unsqueeze(3).expand(shape).flatten(2, 3)
+        v = mixed[:, key_size:].view(num_tokens, w.num_value_heads, w.value_dim)
+        decay = torch.exp(w.rate * softplus(a + w.dt_bias))
+        out = gated_delta.gated_delta(qk[:, 0], qk[:, 1], v, decay, sigmoid(b), delta, plan.delta)
+        return w.norm.gated(out, gate.view(out.shape)).flatten(1)

@@ -1,0 +1,92 @@
+"""The attention core as one native call per layer; float32 arithmetic whatever activations and cache are."""
+
+import ctypes
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from headlong.ops import native
+from headlong.ops.gated_attention.reference import GatedAttentionWeights
+from headlong.ops.rope.reference import Angles
+from headlong.ops.row_table import row_table
+
+
+class _Attention(ctypes.Structure):
+    """Mirrors `Attention` in csrc/native.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "head_dim")),
+        *((name, ctypes.c_int64) for name in ("half", "page_size", "padded_dim")),
+        ("qk_norm", ctypes.c_void_p),
+        ("qk_eps", ctypes.c_float),
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("wide_cache", ctypes.c_int),
+    )
+
+
+@dataclass(frozen=True)
+class NativePlan:
+    table: Tensor
+    pages_RP: Tensor
+    longest: int
+
+
+class NativeGatedAttention:
+    """One layer's weights; its cache is bound at the first call."""
+
+    name = "native"
+
+    def __init__(self, weights: GatedAttentionWeights) -> None:
+        self.weights = weights
+        self._bound: tuple[Tensor, _Attention] | None = None
+
+    @staticmethod
+    def plan(
+        starts: tuple[int, ...],
+        query_lens: tuple[int, ...],
+        pages_RP: Tensor,
+        page_size: int,  # noqa: ARG004
+    ) -> NativePlan:
+        nothing = (0,) * len(starts)
+        longest = max(start + length for start, length in zip(starts, query_lens, strict=True))
+        return NativePlan(row_table(nothing, starts, query_lens, nothing, nothing), pages_RP, longest)
+
+    def __call__(
+        self, projected: Tensor, keys: Tensor, values: Tensor, angles: Angles, plan: NativePlan
+    ) -> Tensor:
+        w = self.weights
+        if self._bound is None or self._bound[0] is not keys:
+            self._bound = (keys, self._bind(keys, values, angles.rotary_dim // 2))
+        out = projected.new_empty(projected.shape[0], w.num_heads * w.head_dim)
+        native.call(
+            "headlong_attention",
+            ctypes.addressof(self._bound[1]),
+            projected,
+            out,
+            native.is_wide(projected),
+            angles.cos,
+            angles.sin,
+            plan.table,
+            plan.table.shape[0],
+            plan.pages_RP,
+            plan.pages_RP.shape[1],
+            plan.longest,
+        )
+        return out
+
+    def _bind(self, keys: Tensor, values: Tensor, half: int) -> _Attention:
+        w = self.weights
+        return _Attention(
+            w.num_heads,
+            w.num_kv_heads,
+            w.head_dim,
+            half,
+            keys.shape[2],
+            keys.shape[3],
+            w.qk_norm.weight.data_ptr(),
+            float(w.qk_norm.eps),
+            keys.data_ptr(),
+            values.data_ptr(),
+            native.is_wide(keys),
+        )

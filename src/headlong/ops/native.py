@@ -1,0 +1,64 @@
+"""Finds the library built from csrc/ at install, if there is one, and says why not otherwise.
+
+A plain C interface behind ctypes: nothing of torch's ABI, so one build serves every torch.
+"""
+
+import ctypes
+import logging
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from headlong.env import native_ops_wanted
+
+log = logging.getLogger(__name__)
+_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+_SIGNATURES = {
+    "headlong_rms_norm": (_POINTER, _POINTER, _FLOAT, _POINTER, _INT, _LONG, _LONG, _POINTER),
+    "headlong_silu_mul": (_POINTER, _POINTER, _INT, _LONG, _LONG, _POINTER),
+    "headlong_delta_net": (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _LONG, _LONG),
+    "headlong_attention": (_POINTER,) * 3 + (_INT,) + (_POINTER,) * 3 + (_LONG, _POINTER, _LONG, _LONG),
+}
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The native kernels, or None; the reason is logged once."""
+    if not native_ops_wanted():
+        log.info("native CPU kernels: turned off by HEADLONG_NATIVE=0; the reference ops serve")
+        return None
+    built = sorted(Path(__file__).parent.glob("_native*.so"))
+    if not built:
+        log.info("native CPU kernels: not built (no C compiler at install); the reference ops serve, slower")
+        return None
+    found = ctypes.CDLL(str(built[-1]))
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(found, name)
+        function.argtypes, function.restype = arguments, None
+    return found
+
+
+def refusal(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why native kernels cannot serve this dtype and device; None if they can."""
+    if device.type != "cpu":
+        return f"run on the CPU, not on {device.type}"
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"take float32 and bfloat16, not {dtype}"
+    return "are not built" if library() is None else None
+
+
+def call(name: str, *arguments: object) -> None:
+    """Tensors are passed as addresses."""
+    getattr(library(), name)(*[_address(a) if isinstance(a, Tensor) else a for a in arguments])
+
+
+def _address(tensor: Tensor) -> int:
+    assert tensor.is_contiguous()
+    return tensor.data_ptr()
+
+
+def is_wide(x: Tensor) -> bool:
+    """Float32, as against bfloat16."""
+    return x.dtype == torch.float32

@@ -1,0 +1,52 @@
+"""Runs real commands in this process. Engines are built once for each set of options and used again."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from headlong.cli.main import main
+from headlong.engine.service import Service
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+Headlong = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="session")
+def shared_load() -> Callable[..., Service]:
+    """`Service.load`, remembered; a finished engine is as good as a new one."""
+
+    @functools.cache
+    def load(model: object, config: object) -> Service:
+        return original(model, config)
+
+    original = Service.load
+    return lambda model, config, progress=None: load(model, config)  # noqa: ARG005
+
+
+@pytest.fixture
+def headlong(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    shared_load: Callable[..., Service],
+) -> Headlong:
+    """Calls `main` with the words of a command line."""
+    monkeypatch.setattr(Service, "load", shared_load)
+
+    def call(*words: str) -> Outcome:
+        try:
+            code = main(words)
+        except SystemExit as leave:
+            code = leave.code if isinstance(leave.code, int) else 1
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return call

@@ -1,0 +1,145 @@
+"""`headlong inspect` and `headlong list`: facts from headers, verdicts by exit code."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Headlong
+from safetensors.torch import load_file, save_file
+
+from headlong.checkpoint.source import EMBEDDED
+from headlong.cli.modules import ranges
+
+
+@pytest.fixture(scope="module")
+def tensors() -> dict[str, torch.Tensor]:
+    return {k: v for file in sorted(EMBEDDED.glob("*.safetensors")) for k, v in load_file(file).items()}
+
+
+def write_model(folder: Path, tensors: dict[str, torch.Tensor], **changes: object) -> str:
+    config = json.loads((EMBEDDED / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(EMBEDDED / name, folder)
+    save_file(tensors, folder / "model.safetensors")
+    return str(folder)
+
+
+def without_head(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith("mtp.")}
+
+
+def test_json_of_the_embedded_model(headlong: Headlong, tensors: dict[str, torch.Tensor]) -> None:
+    done = headlong("inspect", "--json")
+    assert done.code == 0
+    found = json.loads(done.out)
+    assert set(found) == {
+        *("path", "servable", "reason", "architecture", "bytes", "parameters"),
+        *("modules", "skipped", "state", "head"),
+    }
+    assert found["servable"] and found["reason"] is None
+    assert found["head"] == {"usable": True, "reason": None}
+    assert found["architecture"]["layers"] == {"linear_attention": 6, "full_attention": 2}
+    on_disk = {
+        part: sum(t.nbytes for name, t in tensors.items() if name.startswith("mtp.") == (part == "head"))
+        for part in ("target", "head")
+    }
+    assert found["bytes"] == on_disk
+    for part, nbytes in on_disk.items():
+        assert sum(m["bytes"] for m in found["modules"] if m["part"] == part) == nbytes
+    assert sum(m["count"] for m in found["modules"]) == len(tensors)
+    grouped = next(m for m in found["modules"] if m["name"].endswith("linear_attn.in_proj_qkv.weight"))
+    assert grouped["name"].startswith("layers.0-2,4-6.") and grouped["count"] == 6
+    assert grouped["shape"] == [1024, 384] and grouped["format"] == "BF16"
+    assert found["state"]["kv_bytes_per_token"] > 0
+    assert found["state"]["recurrent_bytes_per_sequence"] > 0
+    every = json.loads(headlong("inspect", "--json", "--all").out)["modules"]
+    assert len(every) == len(tensors) and all(m["count"] == 1 for m in every)
+
+
+def test_state_follows_the_dtype(headlong: Headlong) -> None:
+    def kv_bytes(*flags: str) -> int:
+        return json.loads(headlong("inspect", "--json", *flags).out)["state"]["kv_bytes_per_token"]
+
+    assert kv_bytes("--dtype", "float32") == 2 * kv_bytes("--dtype", "bfloat16")
+    # Two attention layers of the target, one of the head.
+    assert 3 * kv_bytes("--dtype", "float32", "--mtp", "off") == 2 * kv_bytes("--dtype", "float32")
+
+
+def test_table(headlong: Headlong) -> None:
+    done = headlong("inspect")
+    assert done.code == 0
+    assert "\x1b" not in done.out
+    for words in ("qwen3_5_text", "layers.3,7.self_attn.q_proj.weight", "usable head", "can be served"):
+        assert words in done.out
+
+
+def test_head_missing(headlong: Headlong, tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    vision = {"model.visual.patch.weight": torch.zeros(2, 3)}
+    folder = write_model(tmp_path, without_head(tensors) | vision)
+    done = headlong("inspect", folder, "--json")
+    found = json.loads(done.out)
+    assert done.code == 0 and found["servable"]
+    assert not found["head"]["usable"] and "no MTP head" in found["head"]["reason"]
+    assert found["bytes"]["head"] == 0
+    assert found["skipped"] == [{"reason": "vision tower: Headlong serves text", "count": 1, "bytes": 24}]
+    assert "no drafting: the checkpoint has no MTP head" in headlong("inspect", folder).out
+    insisting = headlong("inspect", folder, "--mtp", "on")
+    assert insisting.code == 1 and "cannot be served: mtp='on'" in insisting.out
+    ran = headlong("run", folder, "--max-tokens", "4", "Hello")
+    assert ran.code == 0 and "MTP off: the checkpoint has no MTP head" in ran.err
+    refused = headlong("run", folder, "--mtp", "on", "Hello")
+    assert refused.code == 2 and refused.err.count("\n") == 1
+
+
+def test_head_broken(headlong: Headlong, tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    broken = {name: tensor for name, tensor in tensors.items() if name != "mtp.fc.weight"}
+    folder = write_model(tmp_path, broken)
+    done = headlong("inspect", folder, "--json")
+    found = json.loads(done.out)
+    assert done.code == 1 and not found["servable"]
+    assert "mtp.fc.weight" in found["head"]["reason"] and "--mtp off" in found["reason"]
+    assert found["state"] is not None
+    assert headlong("inspect", folder, "--mtp", "off").code == 0
+
+
+def test_target_broken(headlong: Headlong, tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    folder = write_model(tmp_path, {k: v for k, v in tensors.items() if k != "model.norm.weight"})
+    done = headlong("inspect", folder)
+    assert done.code == 1
+    assert "cannot be served" in done.out and "norm.weight [384]" in done.out
+
+
+def test_unsupported_architecture(
+    headlong: Headlong, tensors: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path, tensors, model_type="mystery")
+    done = headlong("inspect", folder, "--json")
+    found = json.loads(done.out)
+    assert done.code == 1
+    assert found["architecture"] == {"model_type": "mystery"}
+    assert "'mystery' is not supported" in found["reason"]
+
+
+def test_damaged_file(headlong: Headlong, tmp_path: Path) -> None:
+    folder = write_model(tmp_path, {"model.norm.weight": torch.zeros(4)})
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
+    done = headlong("inspect", folder, "--json")
+    assert done.code == 1
+    assert "model.safetensors" in json.loads(done.out)["reason"]
+
+
+def test_list(headlong: Headlong) -> None:
+    done = headlong("list")
+    assert done.code == 0
+    line = next(line for line in done.out.splitlines() if "tale-20m" in line)
+    assert "qwen3_5_text" in line and " yes " in line and str(EMBEDDED) in line
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([], ""), ([3], "3"), ([2, 0, 1], "0-2"), ([0, 1, 3, 5, 6], "0-1,3,5-6")]
+)
+def test_ranges(numbers: list[int], text: str) -> None:
+    assert ranges(numbers) == text

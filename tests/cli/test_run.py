@@ -1,0 +1,122 @@
+"""`headlong run`: text on stdout, statistics on stderr, comparison, tints."""
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from conftest import Headlong
+
+from headlong.cli import compare
+from headlong.cli.drafts import TINT, UNTINT
+from headlong.llm import LLM
+
+STORY = "Tell me a story."
+SHORT = ("--max-tokens", "24")
+
+
+def test_text_then_statistics(headlong: Headlong) -> None:
+    done = headlong("run", *SHORT, STORY)
+    assert done.code == 0
+    assert done.out.strip() and done.out.endswith("\n")
+    assert re.fullmatch(
+        r"24 tokens · [\d.]+ tokens/s · [\d.]+ tokens/step · accepted( \d+%)+ · MTP on\n", done.err
+    )
+
+
+def test_one_text_for_any_spelling(headlong: Headlong, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = headlong("run", *SHORT, STORY).out
+    monkeypatch.setattr(sys, "stdin", io.StringIO(STORY + "\n"))
+    assert headlong("run", *SHORT, "-").out == text
+    assert headlong("run", "tale-20m", *SHORT, STORY).out == text
+    plain = headlong("run", "--draft-tokens", "0", *SHORT, STORY)
+    assert plain.out == text
+    assert "MTP off: the engine runs with draft_tokens 0" in plain.err
+
+
+def test_raw_skips_the_template(headlong: Headlong) -> None:
+    assert headlong("run", "--raw", *SHORT, STORY).out != headlong("run", *SHORT, STORY).out
+
+
+def test_stop_strings_may_repeat(headlong: Headlong) -> None:
+    words = headlong("run", *SHORT, STORY).out.split(" ")
+    done = headlong("run", "--stop", "no such words", "--stop", f" {words[2]} {words[3]}", STORY)
+    assert done.out == f"{words[0]} {words[1]}\n"
+
+
+def test_compare_reports_speed_and_identity(headlong: Headlong, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "ROUNDS", 1)
+    done = headlong("run", "--compare", *SHORT, STORY)
+    assert done.code == 0
+    assert re.search(r"[\d.]+x plain decoding \([\d.]+ tokens/s\) · identical tokens$", done.err.strip())
+
+
+def test_compare_of_sampled_text(headlong: Headlong, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "ROUNDS", 1)
+    done = headlong("run", "--compare", "--temperature", "0.9", *SHORT, STORY)
+    assert done.code == 0 and done.err.strip().endswith("identical tokens")
+
+
+def test_compare_fails_loudly(headlong: Headlong, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = LLM.generate
+
+    def lie(self, prompts, params=None):
+        done = honest(self, prompts, params)
+        return replace(done, token_ids=(*done.token_ids[:5], 7, *done.token_ids[6:]))
+
+    monkeypatch.setattr(LLM, "generate", lie)
+    done = headlong("run", "--compare", *SHORT, STORY)
+    assert done.code == 1
+    assert "TOKENS DIFFER from plain decoding at token 5: first " in done.err
+    assert "identical" not in done.err
+
+
+def test_compare_without_drafting(headlong: Headlong) -> None:
+    done = headlong("run", "--compare", "--draft-tokens", "0", *SHORT, STORY)
+    assert done.code == 0 and done.err.strip().endswith("nothing to compare")
+
+
+def test_compare_refuses_what_changes_tokens(headlong: Headlong) -> None:
+    done = headlong("run", "--compare", "--temperature", "1", "--verify", "ratio", STORY)
+    assert done.code == 2 and "--verify coupled" in done.err
+
+
+def test_no_escape_codes_in_a_pipe(headlong: Headlong) -> None:
+    plain = headlong("run", *SHORT, STORY).out
+    assert headlong("run", "--show-drafts", *SHORT, STORY).out == plain
+    tinted = headlong("run", "--show-drafts", "--color", "always", *SHORT, STORY).out
+    assert TINT in tinted
+    assert tinted.replace(TINT, "").replace(UNTINT, "") == plain
+
+
+def test_tints_on_a_terminal(headlong: Headlong) -> None:
+    plain = headlong("run", *SHORT, STORY).out
+    words = [sys.executable, "-m", "headlong.cli.main", "run", "--show-drafts", *SHORT, STORY]
+    environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        words, stdout=theirs, stderr=subprocess.PIPE, env=environment | {"TERM": "xterm"}
+    ) as process:
+        os.close(theirs)
+        seen = _read_all(ours)
+        assert process.stderr is not None
+        complaints = process.stderr.read().decode()
+    assert process.returncode == 0, complaints
+    text = seen.decode().replace("\r\n", "\n")
+    assert TINT in text
+    assert text.replace(TINT, "").replace(UNTINT, "") == plain
+
+
+def _read_all(descriptor: int) -> bytes:
+    seen = b""
+    with os.fdopen(descriptor, "rb", buffering=0) as terminal:
+        try:
+            while piece := terminal.read(4096):
+                seen += piece
+        except OSError:  # Linux: the other side closed
+            pass
+    return seen
