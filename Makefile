@@ -3,16 +3,17 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: run chat test test-all lint format bench install clean
+.PHONY: run chat test test-all lint format bench install help clean
 
-run: $(STAMP)            ## install, then generate from the embedded model, plain against MTP
+run: $(STAMP)            ## install, then generate from the embedded model, MTP against plain
 	$(BIN)/headlong run --compare "Write a short story about a shy dragon who learns to share."
 
 chat: $(STAMP)           ## talk to the embedded model, drafted tokens tinted
 	$(BIN)/headlong chat --show-drafts
 
-test: $(STAMP)           ## the default tests: CPU, no network, minutes
+test: $(STAMP)           ## the default tests: CPU, no network, minutes; then the reference ops where native ones served
 	$(BIN)/python -m pytest -m "not slow and not gpu"
+	HEADLONG_NATIVE=0 $(BIN)/python -m pytest -m "not slow and not gpu" tests/models tests/state tests/ops/test_native.py
 
 test-all: $(STAMP)       ## the slow tier too (GPU tests skip without a GPU)
 	$(BIN)/python -m pytest
@@ -26,15 +27,20 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)          ## plain against each K on the embedded model
+bench: $(STAMP)          ## plain against each K; against transformers; acceptance over thirty prompts
 	$(BIN)/headlong bench
+	$(BIN)/python benchmarks/decode.py
+	$(BIN)/python benchmarks/acceptance.py
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+help:                    ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+$(STAMP): pyproject.toml constraints.txt src/headlong/ops/csrc/native.c
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info src/*.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build *.egg-info src/*.egg-info src/headlong/ops/*.so .pytest_cache .ruff_cache .hypothesis

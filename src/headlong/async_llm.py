@@ -1,7 +1,9 @@
 """The asynchronous front end: the engine steps in a thread of its own, streams come out on the event loop."""
 
 import asyncio
+import contextlib
 import itertools
+import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -17,6 +19,7 @@ from headlong.params import SamplingParams
 from headlong.progress import ProgressFn, silent
 from headlong.types import Request, StepOutput
 
+log = logging.getLogger(__name__)
 Deliver = Callable[[Chunk | BaseException], None]
 
 
@@ -40,14 +43,16 @@ class AsyncLLM:
     ) -> AsyncIterator[Chunk]:
         """Yields what each step adds. Leaving the loop early cancels the rest and frees its pages at once."""
         params = params or SamplingParams()
-        if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
+        if not isinstance(prompt, Sequence) or not prompt or isinstance(prompt[0], (str, int)):
             tokens = self.service.encode(prompt)  # type: ignore[arg-type]
         else:
             tokens = self.service.encode_chat(prompt, **template)  # type: ignore[arg-type]
         loop, chunks = asyncio.get_running_loop(), asyncio.Queue[Chunk | BaseException]()
 
         def deliver(item: Chunk | BaseException) -> None:
-            loop.call_soon_threadsafe(chunks.put_nowait, item)
+            # An event loop that has ended has nobody waiting; the engine serves the others.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(chunks.put_nowait, item)
 
         requests = self.service.requests(tokens, params, f"async-{next(self._ids)}")
         self._loop.submit(requests, deliver)
@@ -86,21 +91,25 @@ class EngineLoop:
         self._engine = service.engine
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, tuple[Collector, Deliver]] = {}
-        self._closed = False
+        self._lock = threading.Lock()
+        self._ended: str | None = None
+        """Why nothing more is taken; set under the lock, after which the inbox only empties."""
         self._thread = threading.Thread(target=self._run, name="headlong-engine", daemon=True)
         self._thread.start()
 
     def submit(self, requests: list[Request], deliver: Deliver) -> None:
-        if self._closed:
-            raise HeadlongError("the engine has been closed")
-        self._inbox.put(lambda: self._add(requests, deliver))
+        with self._lock:
+            if self._ended is not None:
+                raise HeadlongError(self._ended)
+            self._inbox.put(lambda: self._add(requests, deliver))
 
     def cancel(self, request_ids: list[str]) -> None:
         self._inbox.put(lambda: self._cancel(request_ids))
 
     def close(self) -> None:
-        self._closed = True
-        self._inbox.put(None)
+        with self._lock:
+            self._ended = self._ended or "the engine has been closed"
+            self._inbox.put(None)
         self._thread.join()
 
     def _run(self) -> None:
@@ -111,7 +120,13 @@ class EngineLoop:
                     self._dispatch(self._engine.step())
         except Exception as failure:
             error = failure
-        self._closed = True
+            with self._lock:
+                self._ended = f"the engine stopped after an error: {failure!r}"
+            log.exception("the engine stopped")
+        while not self._inbox.empty():
+            command = self._inbox.get()
+            if command is not None:
+                command()
         for _, deliver in self._streams.values():
             deliver(error)
 

@@ -25,12 +25,19 @@ class Stats:
     """Tokens those steps gave, per step; 1.0 without drafting."""
     drafted: int
     accepted: int
-    acceptance_per_position: tuple[float, ...]
-    """Of the drafts at each depth whose predecessors were all accepted, the share accepted."""
+    tried_per_position: tuple[int, ...]
+    """Drafts at each depth whose predecessors were all accepted."""
+    accepted_per_position: tuple[int, ...]
     prompt_tokens: int
     prompt_seconds: float
     decode_seconds: float
     mtp: MtpStatus
+
+    @property
+    def acceptance_per_position(self) -> tuple[float, ...]:
+        """Of the drafts at each depth whose predecessors were all accepted, the share accepted."""
+        pairs = zip(self.accepted_per_position, self.tried_per_position, strict=True)
+        return tuple(accepted / tried if tried else 0.0 for accepted, tried in pairs)
 
     @property
     def tokens_per_second(self) -> float:

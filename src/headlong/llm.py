@@ -1,7 +1,9 @@
 """The synchronous front end: prompts in, completions out."""
 
 import itertools
+from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -12,9 +14,21 @@ from headlong.engine.service import Message, Prompt, Service
 from headlong.errors import RequestError
 from headlong.params import SamplingParams
 from headlong.progress import ProgressFn, default_progress
-from headlong.types import StepOutput
+from headlong.types import Request, StepOutput
 
 Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+@dataclass(frozen=True)
+class _Open:
+    """A row somebody waits for, and what it gained that was not handed out yet."""
+
+    collector: Collector
+    chunks: deque[Chunk] = field(default_factory=deque)
+
+    @property
+    def id(self) -> str:
+        return self.collector.request.id
 
 
 class LLM:
@@ -51,6 +65,7 @@ class LLM:
         self.service = Service.load(model, config, self._progress)
         self.engine = self.service.engine
         self._ids = itertools.count()
+        self._open: dict[str, _Open] = {}
 
     @property
     def mtp_refusal(self) -> str | None:
@@ -72,7 +87,7 @@ class LLM:
 
         A list of params gives each prompt its own. With `n > 1` the further ones are in `.choices`.
         """
-        single = isinstance(prompts, str) or _is_token_ids(prompts)
+        single = isinstance(prompts, str) or not isinstance(prompts, Sequence) or _is_token_ids(prompts)
         batch = [prompts] if single else list(prompts)
         done = self._run(
             [self.service.encode(prompt) for prompt in batch], self._spread(params, len(batch), single)
@@ -104,64 +119,76 @@ class LLM:
             tokens = self.service.encode(prompt)  # type: ignore[arg-type]
         else:
             tokens = self.service.encode_chat(prompt, **template)  # type: ignore[arg-type]
-        collectors = self._submit(tokens, params or SamplingParams())
-        return self._steps(collectors)
+        requests = self._requests(tokens, params or SamplingParams())
+        for request in requests:
+            self.engine.check(request)
+        return self._stream(requests)
 
-    def _submit(self, prompt: tuple[int, ...], params: SamplingParams) -> dict[str, Collector]:
-        requests = self.service.requests(prompt, params, f"llm-{next(self._ids)}")
-        added = {}
+    def _requests(self, prompt: tuple[int, ...], params: SamplingParams) -> list[Request]:
+        return self.service.requests(prompt, params, f"llm-{next(self._ids)}")
+
+    def _stream(self, requests: list[Request]) -> Iterator[Chunk]:
+        """Queues nothing before the first chunk is asked for: an iterator nobody starts cannot clean up."""
+        yield from self._steps(self._submit(requests))
+
+    def _submit(self, requests: list[Request]) -> list[_Open]:
+        """Queues all of them, or none and an error."""
+        added = []
         try:
             for request in requests:
                 self.engine.add(request)
-                added[request.id] = self.service.collector(request)
+                added.append(_Open(self.service.collector(request)))
+                self._open[request.id] = added[-1]
         except RequestError:
-            self._cancel(added)
+            self._leave(added)
             raise
         return added
 
-    def _steps(self, collectors: dict[str, Collector]) -> Iterator[Chunk]:
-        """Steps the engine until these have ended."""
-        total = sum(len(c.request.prompt) for c in collectors.values())
+    def _leave(self, rows: list[_Open]) -> None:
+        """Forgets rows; those that have not ended are cancelled."""
+        for row in rows:
+            del self._open[row.id]
+            if row.collector.completion is None:
+                self.engine.cancel(row.id)
+
+    def _steps(self, rows: list[_Open]) -> Iterator[Chunk]:
+        """Steps the engine until these have ended. Other iterators may be open and step it too; what they
+        brought for these rows was kept."""
+        total = sum(len(row.collector.request.prompt) for row in rows)
         read = 0
         try:
-            while any(c.completion is None for c in collectors.values()):
+            while True:
+                for row in rows:
+                    while row.chunks:
+                        yield row.chunks.popleft()
+                if all(row.collector.completion is not None and not row.chunks for row in rows):
+                    return
                 step = self.engine.step()
                 if read < total:
                     read = min(total, read + step.num_prompt_tokens)
                     self._progress("read prompt", read, total)
-                yield from self._dispatch(step, collectors)
+                self._dispatch(step)
         finally:
             if read < total:
                 self._progress("read prompt", total, total)
-            self._cancel(collectors)
+            self._leave(rows)
 
-    @staticmethod
-    def _dispatch(step: StepOutput, collectors: dict[str, Collector]) -> Iterator[Chunk]:
+    def _dispatch(self, step: StepOutput) -> None:
         outputs = {output.request.id: output for output in step.rows}
-        for request_id, collector in collectors.items():
-            if request_id in outputs:
-                yield collector.take(step, outputs[request_id])
-            elif collector.completion is None:
-                collector.wait(step)
-
-    def _cancel(self, collectors: dict[str, Collector]) -> None:
-        for request_id, collector in collectors.items():
-            if collector.completion is None:
-                self.engine.cancel(request_id)
+        for row_id, row in self._open.items():
+            if row_id in outputs:
+                row.chunks.append(row.collector.take(step, outputs[row_id]))
+            elif row.collector.completion is None:
+                row.collector.wait(step)
 
     def _run(self, prompts: list[tuple[int, ...]], params: list[SamplingParams]) -> list[Completion]:
-        groups: list[dict[str, Collector]] = []
-        try:
-            for prompt, own in zip(prompts, params, strict=True):
-                groups.append(self._submit(prompt, own))
-        except RequestError:
-            for group in groups:
-                self._cancel(group)
-            raise
-        for _ in self._steps({k: c for group in groups for k, c in group.items()}):
+        groups = [self._requests(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
+        rows = self._submit([request for group in groups for request in group])
+        done = {row.id: row.collector for row in rows}
+        for _ in self._steps(rows):
             pass
         return [
-            Completion.joined([c.completion for c in group.values() if c.completion is not None])
+            Completion.joined([c for r in group if (c := done[r.id].completion) is not None])
             for group in groups
         ]
 

@@ -6,6 +6,10 @@ draws bars, a server may log, tests record.
 
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
 ProgressFn = Callable[[str, int, int], None]
 """Called as `(label, done, total)`; `done == total` ends that label's bar."""
@@ -19,7 +23,7 @@ class BarProgress:
     """Draws rich progress bars on stderr; one bar per label, removed when it is full."""
 
     def __init__(self) -> None:
-        self._bars: dict[str, int] = {}
+        self._bars: dict[str, TaskID] = {}
         self._live = None
 
     def __call__(self, label: str, done: int, total: int) -> None:

@@ -231,7 +231,7 @@ def test_an_end_inside_an_accepted_run(llm_of_dtype):
 def test_the_end_of_sequence_inside_an_accepted_run(llm_of_dtype):
     """The end is likely from the eleventh token on and certain not to come before: drafts run past it."""
     llm = llm_of_dtype
-    ends = {eos: 30.0 for eos in llm.service.eos_ids}
+    ends = dict.fromkeys(llm.service.eos_ids, 30.0)
     cases = [
         (prompt, SamplingParams(max_tokens=30, temperature=t, seed=1, min_tokens=10, logit_bias=ends))
         for prompt, t in zip(prompts(llm, random.Random(3), 3), (0.0, 0.5, 1.0), strict=True)

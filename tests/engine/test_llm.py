@@ -378,9 +378,7 @@ class TestLogprobs:
         token = llm.generate("The", SamplingParams(max_tokens=1)).token_ids[0]
         asked = {"max_tokens": 1, "logprobs": 3}
         plain = llm.generate("The", SamplingParams(**asked))
-        bent = llm.generate(
-            "The", SamplingParams(**asked, logit_bias={token: 30.0}, temperature=0.1, seed=0)
-        )
+        bent = llm.generate("The", SamplingParams(**asked, logit_bias={token: 30.0}, temperature=0.1, seed=0))
         assert plain.logprobs == bent.logprobs
 
 

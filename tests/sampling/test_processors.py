@@ -72,7 +72,9 @@ def plain_filter(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
         scores = np.array([s if token in kept else -math.inf for token, s in enumerate(scores)])
     if params.min_p:
         weights = np.exp(scores - scores.max())
-        scores = np.array([s if w >= params.min_p - 1e-12 else -math.inf for s, w in zip(scores, weights)])
+        scores = np.array(
+            [s if w >= params.min_p - 1e-12 else -math.inf for s, w in zip(scores, weights, strict=True)]
+        )
     return scores
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -117,17 +118,7 @@ def _result(depth: int, own: list[Pass], plain: list[Pass]) -> Result:
 
 
 def _acceptance(completions: "Sequence[Completion]") -> list[float]:
-    """Over all completions, each weighted by how often its drafts reached that depth: the first in every
-    step, the next where the one before was accepted."""
-    tried: list[float] = []
-    agreed: list[float] = []
-    for done in completions:
-        reached = float(done.stats.steps)
-        for place, share in enumerate(done.stats.acceptance_per_position):
-            if place == len(tried):
-                tried.append(0.0)
-                agreed.append(0.0)
-            tried[place] += reached
-            reached *= share
-            agreed[place] += reached
-    return [a / t if t else 0.0 for a, t in zip(agreed, tried, strict=True)]
+    """Per depth, over all completions."""
+    tried = zip_longest(*(done.stats.tried_per_position for done in completions), fillvalue=0)
+    accepted = zip_longest(*(done.stats.accepted_per_position for done in completions), fillvalue=0)
+    return [sum(a) / sum(t) if sum(t) else 0.0 for a, t in zip(accepted, tried, strict=True)]

@@ -117,6 +117,8 @@ def build(
     if not chosen.is_floating_point:
         raise ConfigError(f"dtype must be a floating-point dtype, not {chosen}")
     log.info("dtype %s (stored %s) on %s", chosen, blueprint.stored_dtype, device)
+    if device.type == "cuda" and chosen != torch.float64:
+        log.warning("on CUDA matmuls are not batch-invariant yet: drafting may decide a near-tie differently")
     ops = Ops(chosen, device)
     loader = WeightLoader(
         blueprint.checkpoint, blueprint.names, chosen, device, progress, wanted=blueprint.expected

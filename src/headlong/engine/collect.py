@@ -69,10 +69,8 @@ class Collector:
             tokens_per_step=(len(self._tokens) - 1) / self._steps if self._steps else 0.0,
             drafted=self._drafted,
             accepted=self._accepted,
-            acceptance_per_position=tuple(
-                agreed / tried if tried else 0.0
-                for agreed, tried in zip(self._agreed, self._tried, strict=True)
-            ),
+            tried_per_position=tuple(self._tried),
+            accepted_per_position=tuple(self._agreed),
             prompt_tokens=len(self.request.prompt),
             prompt_seconds=self._prompt_seconds,
             decode_seconds=self._decode_seconds,

@@ -76,7 +76,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queues a request; one that could never run is refused here."""
-        self._check(request)
+        self.check(request)
         self.scheduler.add(Row(request, self.tokenizer, self.max_len))
 
     def cancel(self, request_id: str) -> StepOutput:
@@ -115,7 +115,8 @@ class Engine:
             )
         return min(params.draft_tokens, self.max_drafts)
 
-    def _check(self, request: Request) -> None:
+    def check(self, request: Request) -> None:
+        """Refuses what could never run, naming the field."""
         vocab, params = self.model.config.vocab_size, request.params
         if not request.prompt:
             raise RequestError("prompt is empty: it needs at least one token")

@@ -61,6 +61,8 @@ class Service:
         )
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        if not isinstance(prompt, Sequence):
+            raise RequestError(f"prompt must be text or a list of token ids, not {prompt!r}")
         if not isinstance(prompt, str):
             return tuple(prompt)
         if self.tokenizer is None:

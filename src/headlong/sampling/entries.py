@@ -42,7 +42,8 @@ class Entries:
         requests = [table.requests[e.slot] for e in entries]
         assert all(request is not None for request in requests)
         params = tuple(request.params for request in requests if request is not None)
-        return cls(tuple(entries), params, *fields.unbind(1), prefix_LK)
+        slots, positions, offsets, generated = fields.unbind(1)
+        return cls(tuple(entries), params, slots, positions, offsets, generated, prefix_LK)
 
     def where(self, wanted: Callable[[SamplingParams], bool]) -> Tensor | None:
         """Indices of the entries whose request has it, or None if there are none. Decided on the host."""

@@ -1,0 +1,238 @@
+"""The asynchronous front end: many streams over one engine, each free to leave, none able to harm another."""
+
+import asyncio
+import contextlib
+
+import pytest
+from engine_cases import STORY, assert_all_free, load
+
+from headlong import AsyncLLM, CapacityError, Completion, HeadlongError, RequestError, SamplingParams
+
+LONG = SamplingParams(max_tokens=400, ignore_eos=True)
+PATIENCE = 60
+
+
+@pytest.fixture(scope="module")
+def sync_llm():
+    return load("auto", max_rows=6, cache_tokens=4096)
+
+
+def running(sync_llm, body):
+    """Runs `body(AsyncLLM)` over the module's engine; all must be free afterwards."""
+
+    async def whole():
+        llm = AsyncLLM(sync_llm.service)
+        try:
+            return await asyncio.wait_for(body(llm), PATIENCE)
+        finally:
+            await llm.close()
+
+    result = asyncio.run(whole())
+    assert_all_free(sync_llm)
+    return result
+
+
+async def until_free(llm: AsyncLLM) -> None:
+    """Cancelling is answered by the engine's thread between two steps."""
+    while llm.service.engine.has_work:
+        await asyncio.sleep(0.01)
+
+
+def params_of(number: int) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=6 + 3 * (number % 5),
+        temperature=0.9 * (number % 2),
+        seed=number,
+        draft_tokens=number % 6,
+        logprobs=1,
+        n=1 + (number % 7 == 0),
+    )
+
+
+def test_many_streams_equal_the_synchronous_results(sync_llm):
+    story = sync_llm.service.encode(STORY)
+    prompts = [story[number : 2 * number + 3] for number in range(20)]
+    truth = [sync_llm.generate(list(p), params_of(number)) for number, p in enumerate(prompts)]
+
+    async def one(llm: AsyncLLM, number: int) -> tuple[Completion, dict[int, str]]:
+        await asyncio.sleep(0.01 * (number % 4))
+        texts: dict[int, str] = {}
+        done: dict[int, Completion] = {}
+        async for chunk in llm.stream(prompts[number], params_of(number)):
+            texts[chunk.index] = texts.get(chunk.index, "") + chunk.text
+            if chunk.completion is not None:
+                done[chunk.index] = chunk.completion
+        return Completion.joined([done[index] for index in sorted(done)]), texts
+
+    async def body(llm: AsyncLLM):
+        return await asyncio.gather(*(one(llm, number) for number in range(20)))
+
+    for (found, texts), wanted in zip(running(sync_llm, body), truth, strict=True):
+        assert len(found.choices) == len(wanted.choices)
+        for got, right in zip(found.choices, wanted.choices, strict=True):
+            assert (got.token_ids, got.text, got.logprobs) == (right.token_ids, right.text, right.logprobs)
+            assert texts[got.index] == right.text
+
+
+def test_generate_and_kinds_of_prompt(sync_llm):
+    params = SamplingParams(max_tokens=6)
+    chat = [{"role": "user", "content": "Hello!"}]
+    ids = sync_llm.service.encode("The dog")
+
+    async def body(llm: AsyncLLM):
+        return await asyncio.gather(*(llm.generate(p, params) for p in ("The dog", ids, list(ids), chat)))
+
+    text, as_tuple, as_list, answer = running(sync_llm, body)
+    assert text.token_ids == as_tuple.token_ids == as_list.token_ids
+    assert answer.token_ids == sync_llm.chat(chat, params).token_ids
+
+
+def test_leaving_the_loop_frees_everything(sync_llm):
+    async def body(llm: AsyncLLM):
+        async for _ in llm.stream("Once upon a time", LONG):
+            break
+        await until_free(llm)
+        stream = llm.stream("Once upon a time", SamplingParams(max_tokens=400, ignore_eos=True, n=3))
+        await anext(stream)
+        await stream.aclose()
+        await until_free(llm)
+
+    running(sync_llm, body)
+
+
+def test_a_stream_nobody_starts_costs_nothing(sync_llm):
+    async def body(llm: AsyncLLM):
+        stream = llm.stream("Once upon a time", LONG)
+        await asyncio.sleep(0.05)
+        assert not llm.service.engine.has_work
+        await stream.aclose()
+
+    running(sync_llm, body)
+
+
+def test_cancelling_a_task_frees_everything_and_spares_the_others(sync_llm):
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    truth = sync_llm.generate("The dog ran", params)
+
+    async def body(llm: AsyncLLM):
+        doomed = [asyncio.create_task(llm.generate("Once upon a time", LONG)) for _ in range(3)]
+        kept = asyncio.create_task(llm.generate("The dog ran", params))
+        await asyncio.sleep(0.15)
+        for task in doomed:
+            task.cancel()
+        ended = await asyncio.gather(*doomed, return_exceptions=True)
+        assert all(isinstance(error, asyncio.CancelledError) for error in ended)
+        found = await kept
+        await until_free(llm)
+        return found
+
+    assert running(sync_llm, body).token_ids == truth.token_ids
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ("", {}, "prompt is empty"),
+        ([], {}, "prompt is empty"),
+        ([99999], {}, "prompt: 99999"),
+        (list(range(10)) * 500, {}, "prompt has 5000 tokens"),
+        ("a", {"bad_token_ids": [99999], "n": 3}, "bad_token_ids"),
+        ("a", {"draft_tokens": 40}, "draft_tokens"),
+        (5, {}, "prompt must be text"),
+        ([{"role": "user"}], {}, "messages"),
+    ],
+)
+def test_errors_reach_only_who_caused_them(sync_llm, prompt, params, message):
+    async def body(llm: AsyncLLM):
+        good = asyncio.create_task(llm.generate("The dog ran", SamplingParams(max_tokens=8)))
+        with pytest.raises((RequestError, CapacityError), match=message):
+            await llm.generate(prompt, SamplingParams(**params))
+        return await good
+
+    found = running(sync_llm, body)
+    assert found.token_ids == sync_llm.generate("The dog ran", SamplingParams(max_tokens=8)).token_ids
+
+
+def test_one_engine_in_two_event_loops(sync_llm):
+    """Streams of an event loop that has ended harm nobody."""
+    llm = AsyncLLM(sync_llm.service)
+    params = SamplingParams(max_tokens=8)
+
+    async def abandon():
+        stream = llm.stream("Once upon a time", LONG)
+        await anext(stream)
+
+    async def later():
+        found = await llm.generate("The dog ran", params)
+        await until_free(llm)
+        await llm.close()
+        return found
+
+    asyncio.run(abandon())
+    found = asyncio.run(asyncio.wait_for(later(), PATIENCE))
+    assert found.token_ids == sync_llm.generate("The dog ran", params).token_ids
+
+
+def test_load_off_the_event_loop():
+    seen = []
+
+    async def body():
+        llm = await AsyncLLM.load(progress=lambda *report: seen.append(report), cache_tokens=2048)
+        done = await llm.generate("The dog", SamplingParams(max_tokens=3))
+        await llm.close()
+        return done
+
+    assert len(asyncio.run(body()).token_ids) == 3 and seen
+
+
+def test_close_ends_open_streams_with_an_error():
+    async def body():
+        llm = AsyncLLM(load("auto", cache_tokens=2048, max_context=None).service)
+        tasks = [asyncio.create_task(llm.generate("Once upon a time", LONG)) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        await llm.close()
+        for task in tasks:
+            with pytest.raises(HeadlongError, match="closed before this request ended"):
+                await asyncio.wait_for(task, 5)
+        with pytest.raises(HeadlongError, match="has been closed"):
+            await llm.generate("The dog")
+        await llm.close()
+
+    asyncio.run(asyncio.wait_for(body(), PATIENCE))
+
+
+def test_a_failing_step_reaches_every_stream(monkeypatch):
+    async def body():
+        service = load("auto", cache_tokens=2048, max_context=None).service
+        llm = AsyncLLM(service)
+        tasks = [asyncio.create_task(llm.generate("Once upon a time", LONG)) for _ in range(3)]
+        await asyncio.sleep(0.1)
+
+        def fail():
+            raise RuntimeError("the device is gone")
+
+        monkeypatch.setattr(service.engine, "step", fail)
+        for task in tasks:
+            with pytest.raises(RuntimeError, match="the device is gone"):
+                await asyncio.wait_for(task, 5)
+        with pytest.raises(HeadlongError, match=r"stopped after an error.*the device is gone"):
+            await asyncio.wait_for(llm.generate("The dog"), 5)
+        await llm.close()
+
+    asyncio.run(asyncio.wait_for(body(), PATIENCE))
+
+
+def test_submitting_while_it_closes_never_hangs():
+    async def ask(llm: AsyncLLM) -> None:
+        with contextlib.suppress(HeadlongError):
+            while True:
+                await llm.generate("The dog", SamplingParams(max_tokens=2))
+
+    async def body():
+        llm = AsyncLLM(load("auto", cache_tokens=2048, max_context=None).service)
+        tasks = [asyncio.create_task(ask(llm)) for _ in range(6)]
+        await asyncio.sleep(0.1)
+        await llm.close()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(asyncio.wait_for(body(), PATIENCE))

@@ -1,0 +1,179 @@
+"""The native CPU kernels: against the reference ops in float64, and bit for bit the same in any company."""
+
+import pytest
+import torch
+
+from headlong.ops import native
+from headlong.ops.delta_net.native import NativeDeltaNet
+from headlong.ops.delta_net.reference import DeltaNetWeights, ReferenceDeltaNet
+from headlong.ops.gated_attention.native import NativeGatedAttention
+from headlong.ops.gated_attention.reference import GatedAttentionWeights, ReferenceGatedAttention
+from headlong.ops.gated_delta.reference import DeltaState
+from headlong.ops.norm.native import NativeRmsNorm
+from headlong.ops.norm.reference import RmsNorm
+from headlong.ops.registry import Ops
+from headlong.ops.rope.reference import Rotary, angles
+from headlong.ops.silu_mul import native as native_silu_mul
+from headlong.ops.silu_mul import reference as reference_silu_mul
+from support.ragged import gather, plan_rows, scatter, schedule, token_by_token
+
+CPU = torch.device("cpu")
+MAX_DRAFTS, KERNEL, PAGE_SIZE = 8, 4, 16
+LENGTHS = [37, 5, 20]
+built = pytest.mark.skipif(native.library() is None, reason="native kernels are not built or are turned off")
+
+
+def randn(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def delta_weights(key_heads, value_heads, key_dim, value_dim, dtype):
+    channels = 2 * key_heads * key_dim + value_heads * value_dim
+    return DeltaNetWeights(
+        key_heads,
+        value_heads,
+        key_dim,
+        value_dim,
+        randn(KERNEL, channels, seed=1).to(dtype),
+        -randn(value_heads, seed=2).exp().to(dtype),
+        randn(value_heads, seed=3).to(dtype),
+        RmsNorm(randn(value_dim, seed=4).to(dtype), 1e-2),
+    )
+
+
+def run_delta(net, weights, sequences, steps):
+    dtype = weights.rate.dtype
+    slots, window = len(sequences) + 1, KERNEL - 1 + MAX_DRAFTS
+    sizes = (weights.num_value_heads, weights.key_dim, weights.value_dim, MAX_DRAFTS)
+    state = DeltaState.zeros(slots, *sizes, dtype=dtype, device=CPU)
+    state.drafts_SKHX.fill_(torch.nan)
+    windows = torch.zeros(slots, window, weights.conv_channels, dtype=dtype)
+    windows[:, KERNEL - 1 :] = torch.nan
+    results = [torch.empty(len(s), sizes[0] * sizes[2], dtype=s.dtype) for s in sequences]
+    generator = torch.Generator().manual_seed(0)
+    for step in steps:
+        slots_, lens, drafts, replay = plan_rows(step)
+        starts = tuple(share.start for share in step)
+        plan = net.plan(slots_, starts, lens, drafts, replay, KERNEL, window, CPU)
+        scatter(step, net(gather(step, sequences, generator), state, windows, plan), results)
+    return results
+
+
+DELTA_SIZES = [(1, 1, 8, 8), (2, 4, 16, 24), (3, 3, 7, 5), (4, 8, 64, 64)]
+
+
+def delta_sequences(sizes, dtype):
+    key_heads, value_heads, key_dim, value_dim = sizes
+    width = 2 * key_heads * key_dim + 2 * value_heads * value_dim + 2 * value_heads
+    return [randn(n, width, seed=10 + i).to(dtype) for i, n in enumerate(LENGTHS)]
+
+
+@built
+@pytest.mark.parametrize("sizes", DELTA_SIZES, ids=str)
+def test_delta_net_is_the_reference(sizes):
+    single, double = (delta_weights(*sizes, dtype) for dtype in (torch.float32, torch.float64))
+    steps = list(schedule(LENGTHS, seed=1))
+    found = run_delta(NativeDeltaNet(single), single, delta_sequences(sizes, torch.float32), steps)
+    wanted = run_delta(ReferenceDeltaNet(double), double, delta_sequences(sizes, torch.float64), steps)
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=2e-4, atol=2e-5)
+
+
+@built
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("sizes", DELTA_SIZES, ids=str)
+def test_delta_net_minds_its_own_business(sizes, dtype):
+    weights = delta_weights(*sizes, torch.float32)
+    sequences = delta_sequences(sizes, dtype)
+    mixed = run_delta(NativeDeltaNet(weights), weights, sequences, schedule(LENGTHS, seed=2))
+    for row, length in enumerate(LENGTHS):
+        alone = run_delta(NativeDeltaNet(weights), weights, sequences, token_by_token(row, length))
+        assert torch.equal(mixed[row], alone[row])
+
+
+def attention_weights(heads, kv_heads, head_dim, dtype):
+    norm = RmsNorm(randn(heads + kv_heads, head_dim, seed=5).to(dtype), 1e-6)
+    return GatedAttentionWeights(heads, kv_heads, head_dim, norm)
+
+
+def run_attention(net, weights, sequences, steps, cache_dtype):
+    heads, kv, dim = weights.num_heads, weights.num_kv_heads, weights.head_dim
+    pages_each = 4
+    shape = (1 + pages_each * len(sequences), kv, PAGE_SIZE, dim + -dim % 16)
+    keys, values = (torch.full(shape, torch.nan, dtype=cache_dtype) for _ in range(2))
+    rotary = Rotary.of(10000.0, 4, dim, CPU)
+    results = [torch.empty(len(s), heads * dim, dtype=s.dtype) for s in sequences]
+    generator = torch.Generator().manual_seed(0)
+    for step in steps:
+        starts = tuple(share.start for share in step)
+        lens = tuple(share.certain + share.drafts for share in step)
+        pages = torch.tensor([[1 + s.row * pages_each + p for p in range(pages_each)] for s in step])
+        positions = torch.cat([torch.arange(a, a + n) for a, n in zip(starts, lens, strict=True)])
+        rotation = angles(positions, rotary, weights.qk_norm.weight.dtype)
+        plan = net.plan(starts, lens, pages, PAGE_SIZE)
+        scatter(step, net(gather(step, sequences, generator), keys, values, rotation, plan), results)
+    return results
+
+
+ATTENTION_SIZES = [(1, 1, 8), (6, 2, 20), (4, 4, 16), (15, 3, 64)]
+
+
+def attention_sequences(sizes, dtype):
+    heads, kv, dim = sizes
+    return [randn(n, 2 * (heads + kv) * dim, seed=20 + i).to(dtype) for i, n in enumerate(LENGTHS)]
+
+
+@built
+@pytest.mark.parametrize("sizes", ATTENTION_SIZES, ids=str)
+def test_attention_is_the_reference(sizes):
+    single, double = (attention_weights(*sizes, dtype) for dtype in (torch.float32, torch.float64))
+    steps = list(schedule(LENGTHS, seed=3))
+    one, two = attention_sequences(sizes, torch.float32), attention_sequences(sizes, torch.float64)
+    found = run_attention(NativeGatedAttention(single), single, one, steps, torch.float32)
+    wanted = run_attention(ReferenceGatedAttention(double), double, two, steps, torch.float64)
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-5)
+
+
+@built
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("sizes", ATTENTION_SIZES, ids=str)
+def test_attention_minds_its_own_business(sizes, dtype):
+    weights, sequences = attention_weights(*sizes, torch.float32), attention_sequences(sizes, dtype)
+    mixed = run_attention(NativeGatedAttention(weights), weights, sequences, schedule(LENGTHS, seed=4), dtype)
+    for row, length in enumerate(LENGTHS):
+        steps = token_by_token(row, length)
+        alone = run_attention(NativeGatedAttention(weights), weights, sequences, steps, dtype)
+        assert torch.equal(mixed[row], alone[row])
+
+
+@built
+@pytest.mark.parametrize("size", [1, 7, 64, 385])
+def test_norm_and_gate(size):
+    norm = RmsNorm(randn(size, seed=6), 1e-6)
+    x = randn(9, size, seed=7) * 10
+    torch.testing.assert_close(NativeRmsNorm(norm, torch.float32)(x), norm(x), rtol=1e-5, atol=1e-6)
+    rounded = NativeRmsNorm(norm, torch.bfloat16)(x)
+    assert torch.equal(rounded, NativeRmsNorm(norm, torch.float32)(x).bfloat16())
+    gate_up = randn(9, 2 * size, seed=8) * 20
+    whole = native_silu_mul.silu_mul(gate_up)
+    torch.testing.assert_close(whole, reference_silu_mul.silu_mul(gate_up), rtol=1e-5, atol=1e-6)
+    for row in range(9):
+        assert torch.equal(native_silu_mul.silu_mul(gate_up[row : row + 1]), whole[row : row + 1])
+
+
+@built
+def test_extremes_stay_finite_and_nan_stays_nan():
+    gate_up = torch.tensor([[-1e4, -100.0, 0.0, 100.0, 1e4, torch.nan, 1, 1, 1, 1, 1, 1]])
+    out = native_silu_mul.silu_mul(gate_up)[0]
+    torch.testing.assert_close(out[:5], torch.tensor([0.0, 0.0, 0.0, 100.0, 1e4]), rtol=1e-6, atol=1e-6)
+    assert out[5].isnan()
+    assert native_silu_mul.silu_mul(gate_up.bfloat16())[0, 5].isnan()
+
+
+def test_refusals_name_the_reason(monkeypatch):
+    assert "float64" in str(native.refusal(torch.float64, CPU))
+    assert "cuda" in str(native.refusal(torch.float32, torch.device("cuda")))
+    monkeypatch.setattr(native, "library", lambda: None)
+    assert native.refusal(torch.float32, CPU) == "are not built"
+    assert not Ops(torch.float32, CPU).native
