@@ -42,7 +42,7 @@ def uniform(seed: Tensor, choice: Tensor, position: Tensor, stream: Tensor, toke
 def uniform_vocab(seed: Tensor, choice: Tensor, position: Tensor, stream: Tensor, vocab_size: int) -> Tensor:
     """`uniform` of every token for each of L seeds and positions: [L, V], at a quarter of the work."""
     quads = torch.arange(-(-vocab_size // 4), device=seed.device)
-    words = _words(*(key[:, None] for key in (seed, choice, position, stream)), quads[None])
+    words = _words(seed[:, None], choice[:, None], position[:, None], stream[:, None], quads[None])
     return _to_unit(torch.stack(words, dim=-1).flatten(1)[:, :vocab_size])
 
 

@@ -52,7 +52,8 @@ class Sampler:
         kept = torch.isfinite(scores_MV)
         if kept.sum() * 8 < kept.numel():
             row, token = torch.where(kept)
-            unit = noise.uniform(*(part[row] for part in key), token)
+            seed, choice, position, streams = (part[row] for part in key)
+            unit = noise.uniform(seed, choice, position, streams, token)
             noisy = scores_MV.clone()
             noisy[row, token] += noise.gumbel(unit)
             return noisy.argmax(-1)
