@@ -12,7 +12,11 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-PROMPTS = ("Explain rain to a child.", "Write a short story about a kite.", "Give me three tips for sleeping better.")
+PROMPTS = (
+    "Explain rain to a child.",
+    "Write a short story about a kite.",
+    "Give me three tips for sleeping better.",
+)
 
 
 def completions(device: str, draft_tokens: int) -> list[tuple[int, ...]]:

@@ -5,6 +5,7 @@ A plain C interface behind ctypes: nothing of torch's ABI, so one build serves e
 
 import ctypes
 import logging
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from headlong.env import native_ops_wanted
 log = logging.getLogger(__name__)
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES = {
-    "headlong_rms_norm": (_POINTER, _POINTER, _FLOAT, _POINTER, _INT, _LONG, _LONG, _POINTER),
-    "headlong_silu_mul": (_POINTER, _POINTER, _INT, _LONG, _LONG, _POINTER),
+    "headlong_rms_norm": (_POINTER, _POINTER, _FLOAT, _POINTER, _INT, _LONG, _LONG),
+    "headlong_silu_mul": (_POINTER, _POINTER, _INT, _LONG, _LONG),
     "headlong_delta_net": (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _LONG, _LONG),
     "headlong_attention": (_POINTER,) * 3 + (_INT,) + (_POINTER,) * 3 + (_LONG, _POINTER, _LONG, _LONG),
 }
@@ -49,12 +50,14 @@ def refusal(dtype: torch.dtype, device: torch.device) -> str | None:
     return "are not built" if library() is None else None
 
 
-def call(name: str, *arguments: object) -> None:
-    """Tensors are passed as addresses."""
-    getattr(library(), name)(*[_address(a) if isinstance(a, Tensor) else a for a in arguments])
+def kernel(name: str) -> Callable[..., None]:
+    """One of the library's functions; tensors go in as `address(tensor)`."""
+    found = library()
+    assert found is not None, "asked for before `refusal` was heard"
+    return getattr(found, name)
 
 
-def _address(tensor: Tensor) -> int:
+def address(tensor: Tensor) -> int:
     assert tensor.is_contiguous()
     return tensor.data_ptr()
 

@@ -17,6 +17,19 @@
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
+/* Room for `count` floats, kept from call to call: fresh pages at every call would cost more than the work. */
+static float *workspace(int64_t count) {
+    static _Thread_local float *room;
+    static _Thread_local int64_t size;
+    if (count > size) {
+        free(room);
+        room = malloc(count * sizeof(float));
+        if (!room) abort();
+        size = count;
+    }
+    return room;
+}
+
 INLINE float from_bf16(uint16_t h) {
     uint32_t bits = (uint32_t)h << 16;
     float x;
@@ -49,11 +62,16 @@ INLINE void store(void *to, int64_t at, const float *from, int64_t count, int wi
     }
 }
 
-/* e^x: 2^n e^r with |r| <= ln2 / 2, e^r by its series to the seventh power; about one unit in the last place. */
-INLINE float exponential(float x) {
-    x = x < -87.0f ? -87.0f : x;
-    x = x > 88.0f ? 88.0f : x;
-    int32_t n = (int32_t)(x * 1.44269504f + (x < 0.0f ? -0.5f : 0.5f));
+/* e^x for x cut to [-87, 87]: 2^n e^r with |r| <= ln2 / 2, e^r by its series to the seventh power; about one unit
+ * in the last place. Cut in integers and without a branch, or the loops around it stay scalar. */
+INLINE float exponential(float given) {
+    uint32_t bits;
+    memcpy(&bits, &given, 4);
+    uint32_t size = bits & 0x7FFFFFFF, most = 0x42AE0000; /* 87.0f */
+    bits = (bits & 0x80000000) | (size < most ? size : most);
+    float x;
+    memcpy(&x, &bits, 4);
+    int32_t n = (int32_t)(x * 1.44269504f + copysignf(0.5f, x));
     float r = x - (float)n * 0.693147181f;
     float y = 1.0f / 5040.0f;
     y = y * r + 1.0f / 720.0f;
@@ -63,10 +81,10 @@ INLINE float exponential(float x) {
     y = y * r + 0.5f;
     y = y * r + 1.0f;
     y = y * r + 1.0f;
-    int32_t bits = (n + 127) << 23;
+    bits = (uint32_t)(n + 127) << 23;
     float scale;
     memcpy(&scale, &bits, 4);
-    return y * scale;
+    return y * scale + (given - given); /* NaN stays NaN */
 }
 
 INLINE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
@@ -81,7 +99,8 @@ INLINE float dot(const float *a, const float *b, int64_t count) {
 
 /* out = x (|x|^2 + eps)^-1/2 weight, per row of `size`; see RmsNorm for the folded weight and eps. */
 VECTORISED void headlong_rms_norm(const float *x, const float *weight, float eps, void *out, int wide,
-                                  int64_t rows, int64_t size, float *scratch) {
+                                  int64_t rows, int64_t size) {
+    float *scratch = workspace(size);
     for (int64_t row = 0; row < rows; row++) {
         const float *line = x + row * size;
         float scale = 1.0f / sqrtf(dot(line, line, size) + eps);
@@ -91,8 +110,8 @@ VECTORISED void headlong_rms_norm(const float *x, const float *weight, float eps
 }
 
 /* out = silu(gate) up, with gate and up side by side in each row. */
-VECTORISED void headlong_silu_mul(const void *gate_up, void *out, int wide, int64_t rows, int64_t size,
-                                  float *scratch) {
+VECTORISED void headlong_silu_mul(const void *gate_up, void *out, int wide, int64_t rows, int64_t size) {
+    float *scratch = workspace(2 * size);
     for (int64_t row = 0; row < rows; row++) {
         load(scratch, gate_up, row * 2 * size, 2 * size, wide);
         for (int64_t i = 0; i < size; i++) scratch[i] = silu(scratch[i]) * scratch[size + i];
@@ -112,18 +131,15 @@ typedef struct {
     float *windows; /* [slots, window, channels] */
 } DeltaNet;
 
-/* S <- decay S + k (beta (v - S'k))', and out = S'q unless out is null. Two passes over S. */
+/* S <- decay S + k (beta (v - decay S'k))', and out = S'q unless out is null. Two passes over S, one writes. */
 INLINE void delta_update(float *restrict S, const float *k, const float *v, float decay, float beta,
                          const float *q, float *restrict out, float *restrict change, int64_t D, int64_t E) {
     for (int64_t e = 0; e < E; e++) change[e] = 0.0f;
     for (int64_t d = 0; d < D; d++) {
         float *row = S + d * E, key = k[d];
-        for (int64_t e = 0; e < E; e++) {
-            row[e] *= decay;
-            change[e] += key * row[e];
-        }
+        for (int64_t e = 0; e < E; e++) change[e] += key * row[e];
     }
-    for (int64_t e = 0; e < E; e++) change[e] = (v[e] - change[e]) * beta;
+    for (int64_t e = 0; e < E; e++) change[e] = (v[e] - decay * change[e]) * beta;
     if (out)
         for (int64_t e = 0; e < E; e++) out[e] = 0.0f;
     for (int64_t d = 0; d < D; d++) {
@@ -131,11 +147,11 @@ INLINE void delta_update(float *restrict S, const float *k, const float *v, floa
         if (out) {
             float query = q[d];
             for (int64_t e = 0; e < E; e++) {
-                row[e] += key * change[e];
+                row[e] = decay * row[e] + key * change[e];
                 out[e] += query * row[e];
             }
         } else {
-            for (int64_t e = 0; e < E; e++) row[e] += key * change[e];
+            for (int64_t e = 0; e < E; e++) row[e] = decay * row[e] + key * change[e];
         }
     }
 }
@@ -173,9 +189,8 @@ VECTORISED void headlong_delta_net(const DeltaNet *net, const void *projected, v
     const int64_t D = net->key_dim, E = net->value_dim, X = D + E + 2, H = net->value_heads;
     const int64_t C = 2 * net->key_heads * D + H * E, past = net->kernel - 1;
     const int64_t width = C + H * E + 2 * H, S_size = H * D * E;
-    float *lines = malloc((past + num_tokens) * C * sizeof(float));
-    float *scratch = malloc((C + 2 * H * E + 2 * H + E + S_size) * sizeof(float));
-    float *mixed = scratch, *rest = mixed + C, *out = rest + H * E + 2 * H, *change = out + H * E;
+    float *lines = workspace((past + num_tokens + 1) * C + 2 * H * E + 2 * H + E + S_size);
+    float *mixed = lines + (past + num_tokens) * C, *rest = mixed + C, *out = rest + H * E + 2 * H, *change = out + H * E;
     float *copy = change + E;
     int64_t token = 0;
     for (int64_t r = 0; r < rows; r++) {
@@ -211,8 +226,6 @@ VECTORISED void headlong_delta_net(const DeltaNet *net, const void *projected, v
         memcpy(window, lines + certain * C, (past + row[NUM_DRAFTS]) * C * sizeof(float));
         token += query_len;
     }
-    free(lines);
-    free(scratch);
 }
 
 typedef struct {
@@ -280,7 +293,7 @@ VECTORISED void headlong_attention(const Attention *net, const void *projected, 
                                    const int64_t *pages, int64_t pages_width, int64_t longest) {
     const int64_t D = net->head_dim, H = net->heads, KV = net->kv_heads, per_kv = H / KV;
     const int64_t width = 2 * (H + KV) * D;
-    float *line = malloc((width + H * D + 2 * D + longest) * sizeof(float));
+    float *line = workspace(width + H * D + 2 * D + longest);
     float *out = line + width, *head = out + H * D, *buffer = head + D, *scores = buffer + D;
     int64_t token = 0;
     for (int64_t r = 0; r < rows; r++) {
@@ -297,5 +310,4 @@ VECTORISED void headlong_attention(const Attention *net, const void *projected, 
             store(result, token * H * D, out, H * D, wide);
         }
     }
-    free(line);
 }

@@ -51,9 +51,15 @@ class NativeDeltaNet:
             self._bound = (delta, self._bind(delta, windows_SWC))
         num_tokens = projected.shape[0]
         out = projected.new_empty(num_tokens, w.num_value_heads * w.value_dim)
-        address = ctypes.addressof(self._bound[1])
-        wide = native.is_wide(projected)
-        native.call("headlong_delta_net", address, projected, out, wide, plan, plan.shape[0], num_tokens)
+        native.kernel("headlong_delta_net")(
+            ctypes.addressof(self._bound[1]),
+            native.address(projected),
+            out.data_ptr(),
+            native.is_wide(projected),
+            plan.data_ptr(),
+            plan.shape[0],
+            num_tokens,
+        )
         return out
 
     def _bind(self, delta: DeltaState, windows_SWC: Tensor) -> _DeltaNet:

@@ -59,17 +59,16 @@ class NativeGatedAttention:
         if self._bound is None or self._bound[0] is not keys:
             self._bound = (keys, self._bind(keys, values, angles.rotary_dim // 2))
         out = projected.new_empty(projected.shape[0], w.num_heads * w.head_dim)
-        native.call(
-            "headlong_attention",
+        native.kernel("headlong_attention")(
             ctypes.addressof(self._bound[1]),
-            projected,
-            out,
+            native.address(projected),
+            out.data_ptr(),
             native.is_wide(projected),
-            angles.cos,
-            angles.sin,
-            plan.table,
+            native.address(angles.cos),
+            native.address(angles.sin),
+            plan.table.data_ptr(),
             plan.table.shape[0],
-            plan.pages_RP,
+            native.address(plan.pages_RP),
             plan.pages_RP.shape[1],
             plan.longest,
         )

@@ -14,21 +14,12 @@ class NativeRmsNorm:
         self.weight = norm.weight
         self.eps = float(norm.eps)
         self.dtype = dtype
-        self._scratch = torch.empty_like(norm.weight)
+        self._kernel = native.kernel("headlong_rms_norm")
 
     def __call__(self, x_ND: Tensor) -> Tensor:
         assert x_ND.dtype == torch.float32
         out = torch.empty_like(x_ND, dtype=self.dtype)
         rows, size = x_ND.shape
-        native.call(
-            "headlong_rms_norm",
-            x_ND,
-            self.weight,
-            self.eps,
-            out,
-            native.is_wide(out),
-            rows,
-            size,
-            self._scratch,
-        )
+        wide = self.dtype == torch.float32
+        self._kernel(native.address(x_ND), self.weight.data_ptr(), self.eps, out.data_ptr(), wide, rows, size)
         return out
