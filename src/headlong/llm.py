@@ -77,7 +77,7 @@ class LLM:
         return self.service.recommended_params(**overrides)
 
     @overload
-    def generate(
+    def generate(  # pyright: ignore[reportOverlappingOverload] - a str is a sequence of str to the type checker
         self, prompts: str | list[int] | tuple[int, ...], params: SamplingParams | None = None
     ) -> Completion: ...
     @overload

@@ -70,6 +70,15 @@ class Plan:
         return sum(row.query_len for row in self.rows)
 
     @property
+    def first_logits(self) -> list[int]:
+        """Index of each row's first logits."""
+        firsts, total = [], 0
+        for row in self.rows:
+            firsts.append(total)
+            total += row.num_logits
+        return firsts
+
+    @property
     def drafting(self) -> tuple[RowPlan, ...]:
         return tuple(row for row in self.rows if row.num_drafts)
 

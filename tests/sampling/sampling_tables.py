@@ -30,4 +30,4 @@ def table_of(requests: list[Request], vocab: int, outputs: list[list[int]] | Non
 
 
 def entries_of(table: SamplingTable, entries: list[Entry], prefixes: list[list[int]] | None) -> Entries:
-    return Entries.of(entries, table, None if prefixes is None else torch.tensor(prefixes))
+    return Entries(entries, table, None if prefixes is None else torch.tensor(prefixes))

@@ -96,7 +96,7 @@ def processed(rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
     adjusted = adjust(logits, entries, table)
     assert torch.equal(logits, before), "the model's logits are left as they are"
     sampled = [i for i, params in enumerate(entries.params) if not params.greedy]
-    return adjusted, shape(adjusted, entries, table, torch.tensor(sampled, dtype=torch.long))
+    return adjusted, shape(adjusted, entries, table, sampled)
 
 
 def check(rows: list[Row]) -> None:

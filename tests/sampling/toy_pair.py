@@ -79,7 +79,7 @@ class ToyPair:
             places = [
                 Entry(i + 1, len(histories[i]) + place, place, len(histories[i]) - 1 + place) for i in who
             ]
-            entries = Entries.of(places, sampler.table, drafts)
+            entries = Entries(places, sampler.table, drafts)
             drafts[:, place], q = sampler.propose(self.look_up(self.draft, longer), entries)
             q_steps.append(q)
         plan = Plan(

@@ -6,6 +6,7 @@ from torch import Tensor
 from headlong.layers.context import Context
 from headlong.models.qwen3_5 import Qwen35Model
 from headlong.ops.rope.reference import angles
+from headlong.state.pages import page_table
 from headlong.state.specs import DeltaNetSpec
 from headlong.state.state import State
 from headlong.types import Batch, Draft, Plan
@@ -80,11 +81,3 @@ class Runner:
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=self.device)
-
-
-def page_table(pages: list[tuple[int, ...]], device: torch.device) -> Tensor:
-    """Rectangular; short rows are filled up with page 0, which nobody reads."""
-    width = max(len(row) for row in pages)
-    return torch.tensor(
-        [[*row, *([0] * (width - len(row)))] for row in pages], dtype=torch.long, device=device
-    )

@@ -1,7 +1,8 @@
-"""The positions a step samples at, one entry per logits row, as tensors and as host-side flags."""
+"""The positions a step samples at: host-side flags per row, device tensors per logits row where needed."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,42 +11,87 @@ from headlong.params import SamplingParams
 from headlong.sampling.table import SamplingTable
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One token to be sampled: at absolute `position`, after `offset` drafts of this step."""
+class Entry(NamedTuple):
+    """`num_tokens` tokens to be sampled one after the other, the first at absolute `position`, after `offset` drafts
+    of this step and `num_generated` tokens of the row."""
 
     slot: int
     position: int
     offset: int
     num_generated: int
-    """Tokens the row will have produced before this one."""
+    num_tokens: int = 1
 
 
-@dataclass(frozen=True)
 class Entries:
-    """L entries with what the processors gather. `prefix_LK` holds each entry's row of drafts, of which the
-    first `offset` stand before it."""
+    """L tokens to be sampled, of R rows. Python looks at rows; tensors are made when first asked for, and greedy
+    rows without processors never ask."""
 
-    host: tuple[Entry, ...]
-    params: tuple[SamplingParams, ...]
-    slots_L: Tensor
-    positions_L: Tensor
-    offsets_L: Tensor
-    generated_L: Tensor
-    prefix_LK: Tensor | None
+    def __init__(self, rows: Sequence[Entry], table: SamplingTable, drafts_RK: Tensor | None) -> None:
+        """`drafts_RK` has a line for each row; its first `offset` (and, further on, more) stand before."""
+        self.rows = rows
+        self.device = table.device
+        requests = [table.requests[row.slot] for row in rows]
+        self.row_params = [request.params for request in requests if request is not None]
+        assert len(self.row_params) == len(rows), "a row without a request cannot be sampled"
+        self._drafts_RK = drafts_RK
 
-    @classmethod
-    def of(cls, entries: Sequence[Entry], table: SamplingTable, prefix_LK: Tensor | None) -> "Entries":
-        fields = torch.tensor(
-            [(e.slot, e.position, e.offset, e.num_generated) for e in entries], device=table.device
-        ).view(-1, 4)
-        requests = [table.requests[e.slot] for e in entries]
-        assert all(request is not None for request in requests)
-        params = tuple(request.params for request in requests if request is not None)
-        slots, positions, offsets, generated = fields.unbind(1)
-        return cls(tuple(entries), params, slots, positions, offsets, generated, prefix_LK)
+    def which(self, wanted: Callable[[SamplingParams], bool]) -> list[int]:
+        """Indices of the entries whose request has it. Decided on the host."""
+        chosen, first = [], 0
+        for row, params in zip(self.rows, self.row_params, strict=True):
+            if wanted(params):
+                chosen.extend(range(first, first + row.num_tokens))
+            first += row.num_tokens
+        return chosen
 
     def where(self, wanted: Callable[[SamplingParams], bool]) -> Tensor | None:
-        """Indices of the entries whose request has it, or None if there are none. Decided on the host."""
-        chosen = [i for i, params in enumerate(self.params) if wanted(params)]
-        return torch.tensor(chosen, device=self.slots_L.device) if chosen else None
+        """`which` as a tensor, or None if there are none."""
+        chosen = self.which(wanted)
+        return torch.tensor(chosen, device=self.device) if chosen else None
+
+    @cached_property
+    def params(self) -> list[SamplingParams]:
+        """By entry."""
+        return [p for row, p in zip(self.rows, self.row_params, strict=True) for _ in range(row.num_tokens)]
+
+    @property
+    def slots_L(self) -> Tensor:
+        return self._fields_L4[:, 0]
+
+    @property
+    def positions_L(self) -> Tensor:
+        return self._fields_L4[:, 1]
+
+    @property
+    def offsets_L(self) -> Tensor:
+        return self._fields_L4[:, 2]
+
+    @property
+    def generated_L(self) -> Tensor:
+        return self._fields_L4[:, 3]
+
+    @cached_property
+    def prefix_LK(self) -> Tensor | None:
+        """Each entry's line of drafts, of which the first `offset` stand before it."""
+        return None if self._drafts_RK is None else self._drafts_RK[self._row_L]
+
+    @cached_property
+    def _row_L(self) -> Tensor:
+        counts = torch.tensor([row.num_tokens for row in self.rows], device=self.device)
+        return torch.repeat_interleave(counts, output_size=sum(row.num_tokens for row in self.rows))
+
+    @cached_property
+    def _fields_L4(self) -> Tensor:
+        """Slot, position, offset, tokens generated; all but the slot go up by one within a row."""
+        fields_R4 = torch.tensor([row[:4] for row in self.rows], device=self.device).view(-1, 4)
+        if all(row.num_tokens == 1 for row in self.rows):
+            return fields_R4
+        firsts, total = [], 0
+        for row in self.rows:
+            firsts.append(total)
+            total += row.num_tokens
+        ahead_L = (
+            torch.arange(total, device=self.device) - torch.tensor(firsts, device=self.device)[self._row_L]
+        )
+        moving = torch.tensor([0, 1, 1, 1], device=self.device)
+        return fields_R4[self._row_L] + ahead_L[:, None] * moving

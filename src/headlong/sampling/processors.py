@@ -4,9 +4,12 @@ Each function touches only the entries that asked for it, so a row's bits do not
 settings. Order: penalties, bias, early stops, temperature, top-k, top-p, min-p.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from headlong.params import SamplingParams
 from headlong.sampling.entries import Entries
 from headlong.sampling.table import SamplingTable
 
@@ -49,32 +52,31 @@ def _penalise(logits_MV: Tensor, index: Tensor, entries: Entries, table: Samplin
     return logits_MV - produced * scalar("presence_penalty") - counts * scalar("frequency_penalty")
 
 
-def shape(logits_LV: Tensor, entries: Entries, table: SamplingTable, index: Tensor) -> Tensor:
+def shape(logits_LV: Tensor, entries: Entries, table: SamplingTable, index: list[int]) -> Tensor:
     """Temperature and filters for the sampled entries `index`: log-probabilities up to a constant, float64,
     with -inf for what was cut."""
-    slots = entries.slots_L[index]
-    logits = logits_LV[index].double() / table.scalars["temperature"][slots, None]
-    params = [entries.params[i] for i in index.tolist()]
-    for wanted, cut in (
-        (lambda p: p.top_k > 0, _top_k),
-        (lambda p: p.top_p < 1, _top_p),
-        (lambda p: p.min_p > 0, _min_p),
-    ):
-        chosen = [i for i, p in enumerate(params) if wanted(p)]
+    at_M = torch.tensor(index, dtype=torch.long, device=logits_LV.device)
+    slots_M = entries.slots_L[at_M]
+    logits = logits_LV[at_M].double() / table.scalars["temperature"][slots_M, None]
+    params = [entries.params[i] for i in index]
+    for wanted, cut in _FILTERS:
+        chosen = [m for m, p in enumerate(params) if wanted(p)]
         if chosen:
             at = torch.tensor(chosen, device=logits.device)
-            logits[at] = cut(logits[at], slots[at], table)
+            most = max(params[m].top_k for m in chosen)
+            logits[at] = cut(logits[at], slots_M[at], table, most)
     return logits
 
 
-def _top_k(logits_MV: Tensor, slots_M: Tensor, table: SamplingTable) -> Tensor:
-    k = table.scalars["top_k"][slots_M].long().clamp(max=logits_MV.shape[1])
-    best = torch.topk(logits_MV, int(k.max()), dim=-1).values
+def _top_k(logits_MV: Tensor, slots_M: Tensor, table: SamplingTable, most: int) -> Tensor:
+    vocab = logits_MV.shape[1]
+    k = table.scalars["top_k"][slots_M].long().clamp(max=vocab)
+    best = torch.topk(logits_MV, min(most, vocab), dim=-1).values
     worst_kept = best.gather(1, k[:, None] - 1)
     return logits_MV.masked_fill(logits_MV < worst_kept, -torch.inf)
 
 
-def _top_p(logits_MV: Tensor, slots_M: Tensor, table: SamplingTable) -> Tensor:
+def _top_p(logits_MV: Tensor, slots_M: Tensor, table: SamplingTable, _: int) -> Tensor:
     """The smallest set of best tokens that holds at least p; the best one always stays."""
     p = torch.softmax(logits_MV, dim=-1)
     ordered, order = torch.sort(p, dim=-1, descending=True, stable=True)
@@ -84,6 +86,15 @@ def _top_p(logits_MV: Tensor, slots_M: Tensor, table: SamplingTable) -> Tensor:
     return logits_MV.masked_fill(torch.empty_like(cut).scatter_(1, order, cut), -torch.inf)
 
 
-def _min_p(logits_MV: Tensor, slots_M: Tensor, table: SamplingTable) -> Tensor:
+def _min_p(logits_MV: Tensor, slots_M: Tensor, table: SamplingTable, _: int) -> Tensor:
     floor = logits_MV.amax(-1, keepdim=True) + table.scalars["min_p"][slots_M, None].log()
     return logits_MV.masked_fill(logits_MV < floor, -torch.inf)
+
+
+_FILTERS: tuple[
+    tuple[Callable[[SamplingParams], bool], Callable[[Tensor, Tensor, SamplingTable, int], Tensor]], ...
+] = (
+    (lambda p: p.top_k > 0, _top_k),
+    (lambda p: p.top_p < 1, _top_p),
+    (lambda p: p.min_p > 0, _min_p),
+)

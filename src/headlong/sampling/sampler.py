@@ -21,36 +21,38 @@ class Sampler:
         """The target's token at each entry: argmax, of the logits or of logits plus that position's noise."""
         adjusted = adjust(logits_LV, entries, self.table)
         tokens_L = adjusted.argmax(-1)
-        sampled = entries.where(lambda p: not p.greedy)
-        if sampled is not None:
+        sampled = entries.which(lambda p: not p.greedy)
+        if sampled:
+            index = torch.tensor(sampled, device=tokens_L.device)
             scores = shape(adjusted, entries, self.table, sampled)
-            tokens_L[sampled] = self.draw(scores, entries, sampled, noise.TARGET)
+            tokens_L[index] = self.draw(scores, entries, index, noise.TARGET)
         return tokens_L
 
     def propose(self, logits_LV: Tensor, entries: Entries) -> tuple[Tensor, Tensor | None]:
         """A draft's token at each entry, and q where a request's verification needs it. Coupled rows share
         the target's noise; `ratio` and `block` rows have their own."""
         tokens_L = self.choose(logits_LV, entries)
-        index = entries.where(needs_q)
-        if index is None:
+        own = entries.which(needs_q)
+        if not own:
             return tokens_L, None
-        scores = shape(adjust(logits_LV, entries, self.table), entries, self.table, index)
+        index = torch.tensor(own, device=tokens_L.device)
+        scores = shape(adjust(logits_LV, entries, self.table), entries, self.table, own)
         tokens_L[index] = self.draw(scores, entries, index, noise.DRAFT)
         q_LV = torch.zeros(logits_LV.shape, dtype=torch.float64, device=logits_LV.device)
         q_LV[index] = torch.softmax(scores, dim=-1)
         return tokens_L, q_LV
 
-    def probabilities(self, logits_LV: Tensor, entries: Entries, index: Tensor) -> Tensor:
+    def probabilities(self, logits_LV: Tensor, entries: Entries, index: list[int]) -> Tensor:
         """p, after all processing, at the entries `index`."""
-        return torch.softmax(
-            shape(adjust(logits_LV, entries, self.table), entries, self.table, index), dim=-1
-        )
+        adjusted = adjust(logits_LV, entries, self.table)
+        return torch.softmax(shape(adjusted, entries, self.table, index), dim=-1)
 
     def draw(self, scores_MV: Tensor, entries: Entries, index: Tensor, stream: int) -> Tensor:
         """argmax(scores + Gumbel noise): a sample of softmax(scores)."""
         key = self._key(entries, index, stream)
         kept = torch.isfinite(scores_MV)
-        if kept.sum() * 8 < kept.numel():
+        # Where little is left, noise for the rest is wasted; finding out would stall a GPU.
+        if scores_MV.device.type == "cpu" and kept.sum() * 8 < kept.numel():
             row, token = torch.where(kept)
             seed, choice, position, streams = (part[row] for part in key)
             unit = noise.uniform(seed, choice, position, streams, token)
@@ -67,17 +69,18 @@ class Sampler:
 
     def logprobs(self, logits_LV: Tensor, tokens_L: Tensor, entries: Entries) -> dict[int, TokenLogprobs]:
         """By entry, for those that asked; from the model's own distribution."""
-        index = entries.where(lambda p: p.logprobs is not None)
-        if index is None:
+        asked = entries.which(lambda p: p.logprobs is not None)
+        if not asked:
             return {}
+        index = torch.tensor(asked, device=logits_LV.device)
         logprobs = torch.log_softmax(logits_LV[index], dim=-1)
         chosen = logprobs.gather(1, tokens_L[index, None])[:, 0].tolist()
-        wanted = [entries.params[i].logprobs or 0 for i in index.tolist()]
+        wanted = [entries.params[i].logprobs or 0 for i in asked]
         best = _best(logprobs, max(wanted))
         tokens = tokens_L[index].tolist()
         return {
             i: TokenLogprobs(tokens[m], chosen[m], tuple(best[m][:n]))
-            for m, (i, n) in enumerate(zip(index.tolist(), wanted, strict=True))
+            for m, (i, n) in enumerate(zip(asked, wanted, strict=True))
         }
 
     def _key(self, entries: Entries, index: Tensor, stream: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -14,6 +14,7 @@ from headlong.models.qwen3_5 import Qwen35Model
 from headlong.ops.rope.reference import angles
 from headlong.sampling.entries import Entries, Entry
 from headlong.sampling.sampler import Sampler
+from headlong.state.pages import page_table
 from headlong.state.state import State
 from headlong.types import Batch, Draft, Plan, RowPlan, Verdict
 
@@ -37,7 +38,7 @@ class MtpProposer:
         hidden = self.state.carry_SD[slots]
         tokens_DK = torch.zeros(len(rows), plan.num_drafts, dtype=torch.long, device=device)
         q_steps: list[Tensor | None] = []
-        passes = _Passes(self.model, self.state, rows)
+        passes = _Passes(self.model, self.state, rows, plan.num_drafts - 1)
         for depth in range(plan.num_drafts):
             if depth:
                 embedding = self.model.embed(tokens_DK[:, depth - 1])
@@ -45,7 +46,7 @@ class MtpProposer:
             entries = [
                 Entry(row.slot, row.start + 1 + depth, depth, row.num_generated + depth) for row in rows
             ]
-            wanted = Entries.of(entries, self.sampler.table, tokens_DK)
+            wanted = Entries(entries, self.sampler.table, tokens_DK)
             tokens_DK[:, depth], q = self.sampler.propose(self.model.logits(hidden), wanted)
             q_steps.append(q)
         return _spread(plan, tokens_DK, q_steps)
@@ -73,22 +74,24 @@ class MtpProposer:
 class _Passes:
     """The contexts of the head's passes: one token per row, a position further each time."""
 
-    def __init__(self, model: Qwen35Model, state: State, rows: tuple[RowPlan, ...]) -> None:
-        self.model = model
+    def __init__(self, model: Qwen35Model, state: State, rows: tuple[RowPlan, ...], count: int) -> None:
+        self.ops = model.ops
         self.page_size = state.page_size
         self.starts = [row.start for row in rows]
+        if not count:
+            return
         # One spare column of page 0: a shallow row's unused passes may run past its own pages.
-        width = 1 + max(len(row.pages) for row in rows)
-        table = [[*row.pages, *([0] * (width - len(row.pages)))] for row in rows]
-        self.pages_RP = torch.tensor(table, device=state.carry_SD.device)
+        self.pages_RP = page_table([row.pages for row in rows], state.carry_SD.device, spare=1)
+        positions = torch.tensor([start + i for i in range(count) for start in self.starts])
+        positions = positions.to(state.carry_SD.device)
+        self.angles = angles(positions, model.rotary, model.ops.activation_dtype)
 
     def context(self, index: int) -> Context:
         """Pass `index` (from 0) pairs draft `index` with the hidden state at position start + index."""
+        count = len(self.starts)
         starts = tuple(start + index for start in self.starts)
-        ops = self.model.ops
-        attention = ops.plan_attention(starts, (1,) * len(starts), self.pages_RP, self.page_size)
-        positions = torch.tensor(starts, device=self.pages_RP.device)
-        return Context(angles(positions, self.model.rotary, ops.activation_dtype), attention)
+        attention = self.ops.plan_attention(starts, (1,) * count, self.pages_RP, self.page_size)
+        return Context(self.angles.part(index * count, (index + 1) * count), attention)
 
 
 def _spread(plan: Plan, tokens_DK: Tensor, q_steps: list[Tensor | None]) -> Draft:

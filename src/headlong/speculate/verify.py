@@ -26,7 +26,7 @@ def verify(plan: Plan, draft: Draft | None, logits_LV: Tensor, sampler: Sampler)
         return Verdict(nothing[:0], nothing, (0,) * len(plan.rows), empty, empty)
     entries = _entries(plan, draft, sampler)
     tokens_L = sampler.choose(logits_LV, entries)
-    firsts = _firsts(plan)
+    firsts = plan.first_logits
     accepted_R = _matches(plan, draft, tokens_L, torch.tensor(firsts, device=device))
     if draft is not None and draft.q_RKV is not None:
         for rule, judge in (("ratio", _judge_ratio), ("block", _judge_block)):
@@ -50,23 +50,11 @@ def verify(plan: Plan, draft: Draft | None, logits_LV: Tensor, sampler: Sampler)
 
 
 def _entries(plan: Plan, draft: Draft | None, sampler: Sampler) -> Entries:
-    entries, rows = [], []
-    for number, row in enumerate(plan.rows):
-        for offset in range(row.num_logits):
-            position = row.start + row.num_certain + offset
-            entries.append(Entry(row.slot, position, offset, row.num_generated + offset))
-            rows.append(number)
-    prefix = None if draft is None else draft.tokens_RK[torch.tensor(rows, device=draft.tokens_RK.device)]
-    return Entries.of(entries, sampler.table, prefix)
-
-
-def _firsts(plan: Plan) -> list[int]:
-    """Index of each row's first logits."""
-    firsts, total = [], 0
-    for row in plan.rows:
-        firsts.append(total)
-        total += row.num_logits
-    return firsts
+    rows = [
+        Entry(row.slot, row.start + row.num_certain, 0, row.num_generated, row.num_logits)
+        for row in plan.rows
+    ]
+    return Entries(rows, sampler.table, None if draft is None else draft.tokens_RK)
 
 
 def _matches(plan: Plan, draft: Draft | None, tokens_L: Tensor, firsts_R: Tensor) -> Tensor:
@@ -106,7 +94,8 @@ def _decide(
     real_MK = place_K < depth_M[:, None]
     place_J = torch.arange(plan.num_drafts + 1, device=device)
     index_MJ = first_M[:, None] + torch.minimum(place_J, depth_M[:, None])
-    p_MJV = sampler.probabilities(logits_LV, entries, index_MJ.flatten()).view(*index_MJ.shape, -1)
+    index = [firsts[n] + min(j, plan.rows[n].num_drafts) for n in rows for j in range(plan.num_drafts + 1)]
+    p_MJV = sampler.probabilities(logits_LV, entries, index).view(*index_MJ.shape, -1)
     q_MJV = torch.zeros_like(p_MJV)
     q_MJV[:, :-1] = draft.q_RKV[at_M] * real_MK[..., None]
     units_MK = sampler.uniform(entries, index_MJ[:, :-1].flatten(), noise.ACCEPT).view(real_MK.shape)

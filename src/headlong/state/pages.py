@@ -1,5 +1,10 @@
 """Hands out numbered places (pages, slots) and takes them back. Knows nothing of what lies in them."""
 
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
 
 class Pool:
     """Places 1…size. Place 0 is never handed out: padded rows and positions write there."""
@@ -26,3 +31,10 @@ class Pool:
         """Every place is either free or held, once."""
         everything = sorted([*self._free, *held])
         assert everything == list(range(1, self.size + 1)), f"{self.what}s leaked or held twice: {everything}"
+
+
+def page_table(pages: Sequence[Sequence[int]], device: torch.device, spare: int = 0) -> Tensor:
+    """Rectangular; short rows, and `spare` columns more, are filled up with page 0, which nobody reads."""
+    width = spare + max(len(row) for row in pages)
+    table = [[*row, *([0] * (width - len(row)))] for row in pages]
+    return torch.tensor(table, dtype=torch.long, device=device)

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from headlong.state.layer import LayerState, allocate
 from headlong.state.pages import Pool
@@ -98,11 +97,11 @@ class State:
         sampling = [i for i, row in enumerate(plan.rows) if row.samples]
         if sampling:
             device = verdict.tokens_L.device
+            firsts = plan.first_logits
+            last = torch.tensor([firsts[i] for i in sampling], device=device)
+            last += verdict.accepted_R[torch.tensor(sampling, device=device)]
             slots = torch.tensor([plan.rows[i].slot for i in sampling], device=device)
-            rows = torch.tensor(sampling, device=device)
-            self.last_token_S[slots] = verdict.tokens_L[
-                _first_logits(plan, device)[rows] + verdict.accepted_R[rows]
-            ]
+            self.last_token_S[slots] = verdict.tokens_L[last]
 
     def release(self, row_id: str) -> None:
         """Frees all that a row held."""
@@ -116,12 +115,3 @@ class State:
         self.slots.check([row.slot for row in self.rows.values()])
         for row_id, row in self.rows.items():
             assert len(row.pages) >= self.pages_for(row.length), f"{row_id}: settled tokens without a page"
-
-
-def _first_logits(plan: Plan, device: torch.device) -> Tensor:
-    """Index of each row's first logits."""
-    firsts, total = [], 0
-    for row in plan.rows:
-        firsts.append(total)
-        total += row.num_logits
-    return torch.tensor(firsts, device=device)

@@ -243,25 +243,31 @@ INLINE const float *cached(const void *cache, int64_t at, int64_t count, int wid
     return buffer;
 }
 
-INLINE void attend(const Attention *net, const float *q, const int64_t *pages, int64_t kv, int64_t length,
-                   float *scores, float *out, float *buffer) {
+/* One key head and the `group` queries that share it, so that each key and value is read once. */
+INLINE void attend(const Attention *net, const float *q, int64_t group, const int64_t *pages, int64_t kv,
+                   int64_t length, float *scores, float *out, float *buffer) {
     const int64_t D = net->head_dim, per_page = net->kv_heads * net->page_size;
-    float top = -INFINITY, total = 0.0f;
     for (int64_t p = 0; p < length; p++) {
         int64_t line = pages[p / net->page_size] * per_page + kv * net->page_size + p % net->page_size;
-        scores[p] = dot(q, cached(net->keys, line * net->padded_dim, D, net->wide_cache, buffer), D);
-        top = scores[p] > top ? scores[p] : top;
+        const float *k = cached(net->keys, line * net->padded_dim, D, net->wide_cache, buffer);
+        for (int64_t g = 0; g < group; g++) scores[g * length + p] = dot(q + g * D, k, D);
     }
-    for (int64_t p = 0; p < length; p++) scores[p] = exponential(scores[p] - top);
-    for (int64_t p = 0; p < length; p++) total += scores[p];
-    for (int64_t d = 0; d < D; d++) out[d] = 0.0f;
+    for (int64_t g = 0; g < group; g++) {
+        float *own = scores + g * length, top = -INFINITY, total = 0.0f;
+        for (int64_t p = 0; p < length; p++) top = own[p] > top ? own[p] : top;
+        for (int64_t p = 0; p < length; p++) own[p] = exponential(own[p] - top);
+        for (int64_t p = 0; p < length; p++) total += own[p];
+        for (int64_t p = 0; p < length; p++) own[p] /= total;
+    }
+    for (int64_t i = 0; i < group * D; i++) out[i] = 0.0f;
     for (int64_t p = 0; p < length; p++) {
         int64_t line = pages[p / net->page_size] * per_page + kv * net->page_size + p % net->page_size;
         const float *v = cached(net->values, line * net->padded_dim, D, net->wide_cache, buffer);
-        float weight = scores[p];
-        for (int64_t d = 0; d < D; d++) out[d] += weight * v[d];
+        for (int64_t g = 0; g < group; g++) {
+            float weight = scores[g * length + p], *own = out + g * D;
+            for (int64_t d = 0; d < D; d++) own[d] += weight * v[d];
+        }
     }
-    for (int64_t d = 0; d < D; d++) out[d] /= total;
 }
 
 /* Norms and rotates one token's queries and keys in place; writes its key and value into their page. */
@@ -293,7 +299,7 @@ VECTORISED void headlong_attention(const Attention *net, const void *projected, 
                                    const int64_t *pages, int64_t pages_width, int64_t longest) {
     const int64_t D = net->head_dim, H = net->heads, KV = net->kv_heads, per_kv = H / KV;
     const int64_t width = 2 * (H + KV) * D;
-    float *line = workspace(width + H * D + 2 * D + longest);
+    float *line = workspace(width + H * D + 2 * D + per_kv * longest);
     float *out = line + width, *head = out + H * D, *buffer = head + D, *scores = buffer + D;
     int64_t token = 0;
     for (int64_t r = 0; r < rows; r++) {
@@ -303,10 +309,11 @@ VECTORISED void headlong_attention(const Attention *net, const void *projected, 
             load(line, projected, token * width, width, wide);
             attention_token(net, line, cos + token * D, sin + token * D, own, position, head);
             const float *gate = line + (H + KV) * D;
-            for (int64_t h = 0; h < H; h++) {
-                attend(net, line + h * D, own, h / per_kv, position + 1, scores, out + h * D, buffer);
-                for (int64_t d = 0; d < D; d++) out[h * D + d] *= sigmoid(gate[h * D + d]);
+            for (int64_t kv = 0; kv < KV; kv++) {
+                int64_t first = kv * per_kv * D;
+                attend(net, line + first, per_kv, own, kv, position + 1, scores, out + first, buffer);
             }
+            for (int64_t i = 0; i < H * D; i++) out[i] *= sigmoid(gate[i]);
             store(result, token * H * D, out, H * D, wide);
         }
     }

@@ -3,7 +3,7 @@
 out = x · cos + swap(x) · sin      with sin negative on the first half, and (1, 0) past the rotary part
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -33,6 +33,10 @@ class Angles:
     sin: Tensor
     swap_D: Tensor
     rotary_dim: int
+
+    def part(self, first: int, last: int) -> "Angles":
+        """Those of tokens first…last − 1."""
+        return replace(self, cos=self.cos[first:last], sin=self.sin[first:last])
 
 
 def angles(positions_N: Tensor, rotary: Rotary, dtype: torch.dtype) -> Angles:
