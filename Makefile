@@ -13,7 +13,7 @@ chat: $(STAMP)           ## talk to the embedded model, drafted tokens tinted
 
 test: $(STAMP)           ## the default tests: CPU, no network, minutes; then the reference ops where native ones served
 	$(BIN)/python -m pytest -m "not slow and not gpu"
-	HEADLONG_NATIVE=0 $(BIN)/python -m pytest -m "not slow and not gpu" tests/models tests/state tests/ops/test_native.py
+	HEADLONG_NATIVE=0 $(BIN)/python -m pytest -m "not slow and not gpu" tests/models tests/state
 
 test-all: $(STAMP)       ## the slow tier too (GPU tests skip without a GPU)
 	$(BIN)/python -m pytest

@@ -5,8 +5,9 @@ P pages of the longest row. `p` is always the target's distribution, `q` the dra
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from headlong.params import SamplingParams
@@ -92,6 +93,27 @@ class Draft:
     q_RKV: Tensor | None = None
 
 
+class Rows(NamedTuple):
+    """What a step feeds, row by row, as the ops' plans read it."""
+
+    slots: tuple[int, ...]
+    starts: tuple[int, ...]
+    query_lens: tuple[int, ...]
+    num_drafts: tuple[int, ...]
+    num_replay: tuple[int, ...]
+
+    @classmethod
+    def of_tokens(cls, starts: tuple[int, ...]) -> "Rows":
+        """One certain token a row, for passes that touch no slot."""
+        nothing = (0,) * len(starts)
+        return cls(nothing, starts, (1,) * len(starts), nothing, nothing)
+
+    @property
+    def table(self) -> Tensor:
+        """[rows, 5] on the CPU; native kernels know the order of the columns."""
+        return torch.tensor(list(zip(*self, strict=True)))
+
+
 @dataclass(frozen=True)
 class Batch:
     """A step's tokens, flattened row after row, ready for the model."""
@@ -102,11 +124,7 @@ class Batch:
     positions_N: Tensor
     pages_RP: Tensor
     logits_index_L: Tensor
-    slots: tuple[int, ...]
-    starts: tuple[int, ...]
-    query_lens: tuple[int, ...]
-    num_drafts: tuple[int, ...]
-    num_replay: tuple[int, ...]
+    rows: Rows
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,7 @@ def run(steps, rows, weight):
     generator = torch.Generator().manual_seed(2)
     for step in steps:
         flat = gather(step, rows, generator)
-        scatter(
-            step, causal_conv(flat, windows, weight, plan(*plan_rows(step), kernel, window, CPU)), results
-        )
+        scatter(step, causal_conv(flat, windows, weight, plan(plan_rows(step), kernel, window, CPU)), results)
     assert windows[0].isnan().all(), "slot 0 belongs to nobody"
     return results
 

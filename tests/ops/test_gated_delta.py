@@ -37,7 +37,7 @@ def run(steps, inputs, sizes):
     generator = torch.Generator().manual_seed(0)
     for step in steps:
         flat = [gather(step, rows, generator) for rows in inputs]
-        scatter(step, gated_delta(*flat, state, plan(*plan_rows(step), CPU)), results)
+        scatter(step, gated_delta(*flat, state, plan(plan_rows(step), CPU)), results)
     return results, state
 
 

@@ -52,9 +52,7 @@ def run_delta(net, weights, sequences, steps):
     results = [torch.empty(len(s), sizes[0] * sizes[2], dtype=s.dtype) for s in sequences]
     generator = torch.Generator().manual_seed(0)
     for step in steps:
-        slots_, lens, drafts, replay = plan_rows(step)
-        starts = tuple(share.start for share in step)
-        plan = net.plan(slots_, starts, lens, drafts, replay, KERNEL, window, CPU)
+        plan = net.plan(plan_rows(step), KERNEL, window, CPU)
         scatter(step, net(gather(step, sequences, generator), state, windows, plan), results)
     return results
 
@@ -105,12 +103,13 @@ def run_attention(net, weights, sequences, steps, cache_dtype):
     results = [torch.empty(len(s), heads * dim, dtype=s.dtype) for s in sequences]
     generator = torch.Generator().manual_seed(0)
     for step in steps:
-        starts = tuple(share.start for share in step)
-        lens = tuple(share.certain + share.drafts for share in step)
+        rows = plan_rows(step)
         pages = torch.tensor([[1 + s.row * pages_each + p for p in range(pages_each)] for s in step])
-        positions = torch.cat([torch.arange(a, a + n) for a, n in zip(starts, lens, strict=True)])
+        positions = torch.cat(
+            [torch.arange(a, a + n) for a, n in zip(rows.starts, rows.query_lens, strict=True)]
+        )
         rotation = angles(positions, rotary, weights.qk_norm.weight.dtype)
-        plan = net.plan(starts, lens, pages, PAGE_SIZE)
+        plan = net.plan(rows, pages, PAGE_SIZE)
         scatter(step, net(gather(step, sequences, generator), keys, values, rotation, plan), results)
     return results
 

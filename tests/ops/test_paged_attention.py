@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from headlong.ops.paged_attention.reference import HEAD_ALIGN, attend, plan, write
-from support.ragged import gather, scatter, schedule, token_by_token
+from support.ragged import gather, plan_rows, scatter, schedule, token_by_token
 
 SHAPES = [(1, 1, 4), (3, 1, 20), (5, 5, 12), (4, 2, 16), (6, 3, 34), (8, 1, 64)]  # heads, KV heads, head size
 PAGE = 16
@@ -44,8 +44,7 @@ def run(steps, rows, shape, dtypes, page_size=PAGE, seed=0):
         pages = [tables[share.row] for share in step]
         most = max(map(len, pages))
         table = torch.tensor([[*row, *([0] * (most - len(row)))] for row in pages])
-        starts = tuple(share.start for share in step)
-        made = plan(starts, tuple(share.certain + share.drafts for share in step), table, page_size)
+        made = plan(plan_rows(step), table, page_size)
         q, k, v = (gather(step, sequences, generator) for sequences in rows)
         write(keys, k, made)
         write(values, v, made)

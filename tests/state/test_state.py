@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headlong import SamplingParams
 from headlong.errors import ConfigError
 from headlong.state.pages import Pool
-from headlong.state.specs import DeltaNetSpec, KvSpec
+from headlong.state.specs import Capacity, DeltaNetSpec, KvSpec
 from headlong.state.state import State
 from headlong.types import Plan, Request, RowPlan, Verdict
 
@@ -18,9 +18,7 @@ SPECS = {"layers.0": DeltaNetSpec(2, 3, 5, 16, 4), "layers.1": KvSpec(2, 8)}
 
 
 def make_state(specs=None, num_pages=6, num_slots=3) -> State:
-    return State(
-        SPECS if specs is None else specs,
-        hidden_size=4,
+    capacity = Capacity(
         num_pages=num_pages,
         page_size=16,
         num_slots=num_slots,
@@ -29,6 +27,7 @@ def make_state(specs=None, num_pages=6, num_slots=3) -> State:
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
+    return State(SPECS if specs is None else specs, 4, capacity)
 
 
 def test_place_zero_is_never_handed_out():

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headlong.types import Rows
+
 
 @dataclass(frozen=True)
 class Share:
@@ -72,7 +74,7 @@ def scatter(step: Step, flat: Tensor, results: list[Tensor]) -> None:
         first += share.certain + share.drafts
 
 
-def plan_rows(step: Step) -> tuple[tuple[int, ...], ...]:
-    """(slots, query lengths, drafts, replays) as the ops' plans take them. Slot 0 belongs to nobody."""
-    columns = [(s.row + 1, s.certain + s.drafts, s.drafts, s.replay) for s in step]
-    return tuple(zip(*columns, strict=True))
+def plan_rows(step: Step) -> Rows:
+    """The step as the ops' plans take it. Slot 0 belongs to nobody."""
+    columns = [(s.row + 1, s.start, s.certain + s.drafts, s.drafts, s.replay) for s in step]
+    return Rows(*zip(*columns, strict=True))

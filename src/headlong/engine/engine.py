@@ -16,6 +16,7 @@ from headlong.sampling.table import SamplingTable
 from headlong.speculate.mtp import MtpProposer
 from headlong.speculate.proposer import NoDrafts, Proposer
 from headlong.speculate.verify import verify
+from headlong.state.specs import Capacity
 from headlong.state.state import State
 from headlong.text.tokenizer import Tokenizer
 from headlong.types import Request, StepOutput
@@ -32,9 +33,7 @@ class Engine:
         self.max_drafts = config.max_draft_tokens if head is not None else 0
         self.drafts = min(config.drafts, self.max_drafts)
         specs = model.state_specs | (head.state_specs if head is not None else {})
-        self.state = State(
-            specs,
-            hidden_size=model.config.hidden_size,
+        capacity = Capacity(
             num_pages=num_pages,
             page_size=config.page_size,
             num_slots=config.max_rows,
@@ -43,6 +42,7 @@ class Engine:
             dtype=built.ops.activation_dtype,
             device=built.ops.device,
         )
+        self.state = State(specs, model.config.hidden_size, capacity)
         table = SamplingTable(config.max_rows, model.config.vocab_size, built.ops.device)
         self.sampler = Sampler(table)
         self.scheduler = Scheduler(self.state, table, config.chunk_tokens)

@@ -9,7 +9,7 @@ from headlong.ops.rope.reference import angles
 from headlong.state.pages import page_table
 from headlong.state.specs import DeltaNetSpec
 from headlong.state.state import State
-from headlong.types import Batch, Draft, Plan
+from headlong.types import Batch, Draft, Plan, Rows
 
 
 class Runner:
@@ -53,24 +53,26 @@ class Runner:
             tokens_N=tokens_N,
             next_tokens_N=self._tensor(following),
             positions_N=self._tensor(positions),
-            slots=tuple(row.slot for row in plan.rows),
             pages_RP=page_table([row.pages for row in plan.rows], self.device),
             logits_index_L=self._tensor(logits_index),
-            starts=tuple(row.start for row in plan.rows),
-            query_lens=tuple(row.query_len for row in plan.rows),
-            num_drafts=tuple(row.num_drafts for row in plan.rows),
-            num_replay=tuple(row.num_replay for row in plan.rows),
+            rows=Rows(
+                slots=tuple(row.slot for row in plan.rows),
+                starts=tuple(row.start for row in plan.rows),
+                query_lens=tuple(row.query_len for row in plan.rows),
+                num_drafts=tuple(row.num_drafts for row in plan.rows),
+                num_replay=tuple(row.num_replay for row in plan.rows),
+            ),
         )
 
     def context(self, batch: Batch) -> Context:
         ops = self.model.ops
         rotation = angles(batch.positions_N, self.model.rotary, ops.activation_dtype)
-        attention = ops.plan_attention(batch.starts, batch.query_lens, batch.pages_RP, self.state.page_size)
+        attention = ops.plan_attention(batch.rows, batch.pages_RP, self.state.page_size)
         if self.conv_kernel is None:
             return Context(rotation, attention)
-        rows = (batch.slots, batch.starts, batch.query_lens, batch.num_drafts, batch.num_replay)
         window = self.conv_kernel - 1 + self.state.max_drafts
-        return Context(rotation, attention, ops.plan_delta_net(*rows, self.conv_kernel, window, self.device))
+        delta_net = ops.plan_delta_net(batch.rows, self.conv_kernel, window, self.device)
+        return Context(rotation, attention, delta_net)
 
     def forward(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
         """Hidden states of all tokens, and logits of those that want them."""

@@ -68,7 +68,7 @@ def _separate_rows(c: DeltaNetConfig, scope: Scope) -> Tensor:
         ("in_proj_b", c.num_value_heads),
         ("in_proj_a", c.num_value_heads),
     )
-    return torch.cat([scope.tensor(f"{name}.weight", size, c.hidden_size) for name, size in parts])
+    return scope.stacked(*parts, in_features=c.hidden_size)
 
 
 def _interleaved_rows(c: DeltaNetConfig, scope: Scope) -> Tensor:

@@ -22,8 +22,10 @@ class Mlp:
     @classmethod
     def load(cls, hidden_size: int, intermediate_size: int, scope: Scope) -> "Mlp":
         parts = (("gate_proj", intermediate_size), ("up_proj", intermediate_size))
-        gate_up = scope.fused(*parts, in_features=hidden_size)
-        return cls(gate_up, scope.linear("down_proj", hidden_size, intermediate_size), scope.ops)
+        gate_up = scope.stacked(*parts, in_features=hidden_size)
+        return cls(
+            scope.ops.linear(gate_up), scope.linear("down_proj", hidden_size, intermediate_size), scope.ops
+        )
 
     def __call__(self, x_ND: Tensor) -> Tensor:
         return self.down(self.silu_mul(self.gate_up(x_ND)))

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from headlong.checkpoint.load import WeightSource
@@ -41,8 +40,15 @@ class Scope:
     def linear(self, name: str, out_features: int, in_features: int) -> Linear:
         return self.ops.linear(self.tensor(f"{name}.weight", out_features, in_features))
 
-    def fused(self, *parts: tuple[str, int], in_features: int) -> Linear:
-        """Several linears over the same input as one; `parts` are (name, out_features)."""
-        return self.ops.linear(
-            torch.cat([self.tensor(f"{n}.weight", size, in_features) for n, size in parts])
-        )
+    def stacked(self, *parts: tuple[str, int], in_features: int) -> Tensor:
+        """Several weights over the same input as one; `parts` are (name, out_features). Filled part by part, so
+        that no more than one part is held twice."""
+        whole, first = None, 0
+        for name, size in parts:
+            weight = self.tensor(f"{name}.weight", size, in_features)
+            if whole is None:
+                whole = weight.new_empty(sum(rows for _, rows in parts), in_features)
+            whole[first : first + size] = weight
+            first += size
+        assert whole is not None
+        return whole

@@ -24,6 +24,7 @@ from headlong.ops.norm.native import NativeRmsNorm
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.silu_mul import native as native_silu_mul
 from headlong.ops.silu_mul import reference as reference_silu_mul
+from headlong.types import Rows
 
 log = logging.getLogger(__name__)
 LINEARS = (OneDnnLinear, ReferenceLinear)
@@ -82,13 +83,13 @@ class Ops:
     def silu_mul(self) -> Callable[[Tensor], Tensor]:
         return native_silu_mul.silu_mul if self.native else reference_silu_mul.silu_mul
 
-    def plan_delta_net(self, *rows: Any) -> Any:
-        """What a step's DeltaNet layers share; see `ReferenceDeltaNet.plan`."""
-        return self._delta_net.plan(*rows)
+    def plan_delta_net(self, rows: Rows, kernel: int, window: int, device: torch.device) -> Any:
+        """What a step's DeltaNet layers share."""
+        return self._delta_net.plan(rows, kernel, window, device)
 
-    def plan_attention(self, *rows: Any) -> Any:
-        """What a step's attention layers share; see `ReferenceGatedAttention.plan`."""
-        return self._gated_attention.plan(*rows)
+    def plan_attention(self, rows: Rows, pages_RP: Tensor, page_size: int) -> Any:
+        """What a step's attention layers share."""
+        return self._gated_attention.plan(rows, pages_RP, page_size)
 
     @property
     def _delta_net(self) -> type[ReferenceDeltaNet] | type[NativeDeltaNet]:

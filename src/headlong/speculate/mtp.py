@@ -16,7 +16,7 @@ from headlong.sampling.entries import Entries, Entry
 from headlong.sampling.sampler import Sampler
 from headlong.state.pages import page_table
 from headlong.state.state import State
-from headlong.types import Batch, Draft, Plan, RowPlan, Verdict
+from headlong.types import Batch, Draft, Plan, RowPlan, Rows, Verdict
 
 
 class MtpProposer:
@@ -67,7 +67,7 @@ class MtpProposer:
             last.append(flat + row.num_certain - 1)
             flat += row.query_len
         settled = torch.tensor(last, device=out_ND.device) + verdict.accepted_R
-        slots_R = torch.tensor(batch.slots, device=out_ND.device)
+        slots_R = torch.tensor(batch.rows.slots, device=out_ND.device)
         self.state.carry_SD[slots_R] = out_ND[settled]
 
 
@@ -90,7 +90,7 @@ class _Passes:
         """Pass `index` (from 0) pairs draft `index` with the hidden state at position start + index."""
         count = len(self.starts)
         starts = tuple(start + index for start in self.starts)
-        attention = self.ops.plan_attention(starts, (1,) * count, self.pages_RP, self.page_size)
+        attention = self.ops.plan_attention(Rows.of_tokens(starts), self.pages_RP, self.page_size)
         return Context(self.angles.part(index * count, (index + 1) * count), attention)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from headlong.errors import ConfigError
 from headlong.ops.gated_delta.reference import DeltaState
 from headlong.ops.paged_attention.reference import HEAD_ALIGN
-from headlong.state.specs import DeltaNetSpec, KvSpec, LayerSpec
+from headlong.state.specs import Capacity, DeltaNetSpec, KvSpec, LayerSpec
 
 
 @dataclass(frozen=True)
@@ -37,31 +37,21 @@ class DeltaNetState:
 LayerState = KvState | DeltaNetState
 
 
-def allocate(
-    name: str,
-    spec: LayerSpec,
-    *,
-    num_pages: int,
-    page_size: int,
-    num_slots: int,
-    max_drafts: int,
-    kv_dtype: torch.dtype,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> LayerState:
-    """Tensors for one layer, place 0 of pages and slots included."""
+def allocate(name: str, spec: LayerSpec, capacity: Capacity) -> LayerState:
+    """Tensors for one layer; `name` is for the complaint if it cannot be served."""
+    c = capacity
     if isinstance(spec, KvSpec):
         width = spec.head_dim + -spec.head_dim % HEAD_ALIGN
-        shape = (num_pages + 1, spec.num_heads, page_size, width)
-        return KvState(*(torch.zeros(shape, dtype=kv_dtype, device=device) for _ in range(2)))
+        shape = (c.num_pages + 1, spec.num_heads, c.page_size, width)
+        return KvState(*(torch.zeros(shape, dtype=c.kv_dtype, device=c.device) for _ in range(2)))
     if not isinstance(spec, DeltaNetSpec):
         raise ConfigError(
             f"{name}: its state ({type(spec).__name__}) cannot be rolled back, so it cannot be served"
         )
-    sizes = (spec.num_heads, spec.key_dim, spec.value_dim, max_drafts)
-    delta = DeltaState.zeros(num_slots + 1, *sizes, dtype=dtype, device=device)
-    shape = (num_slots + 1, spec.conv_kernel - 1 + max_drafts, spec.conv_channels)
-    return DeltaNetState(delta, torch.zeros(shape, dtype=dtype, device=device))
+    sizes = (spec.num_heads, spec.key_dim, spec.value_dim, c.max_drafts)
+    delta = DeltaState.zeros(c.num_slots + 1, *sizes, dtype=c.dtype, device=c.device)
+    shape = (c.num_slots + 1, spec.conv_kernel - 1 + c.max_drafts, spec.conv_channels)
+    return DeltaNetState(delta, torch.zeros(shape, dtype=c.dtype, device=c.device))
 
 
 def bytes_per_token(specs: list[LayerSpec], kv_dtype: torch.dtype) -> int:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import torch
+
 
 @dataclass(frozen=True)
 class KvSpec:
@@ -23,3 +25,16 @@ class DeltaNetSpec:
 
 
 LayerSpec = KvSpec | DeltaNetSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """How much state there is, and of what kind. Place 0 of pages and slots comes on top."""
+
+    num_pages: int
+    page_size: int
+    num_slots: int
+    max_drafts: int
+    kv_dtype: torch.dtype
+    dtype: torch.dtype
+    device: torch.device

@@ -11,7 +11,7 @@ import torch
 
 from headlong.state.layer import LayerState, allocate
 from headlong.state.pages import Pool
-from headlong.state.specs import LayerSpec
+from headlong.state.specs import Capacity, LayerSpec
 from headlong.types import Plan, Verdict
 
 
@@ -29,41 +29,19 @@ class RowState:
 class State:
     """Layers are named as the model names them, the head's among them."""
 
-    def __init__(
-        self,
-        specs: Mapping[str, LayerSpec],
-        *,
-        hidden_size: int,
-        num_pages: int,
-        page_size: int,
-        num_slots: int,
-        max_drafts: int,
-        kv_dtype: torch.dtype,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.page_size = page_size
-        self.max_drafts = max_drafts
-        self.pages = Pool(num_pages, "page")
-        self.slots = Pool(num_slots, "slot")
+    def __init__(self, specs: Mapping[str, LayerSpec], hidden_size: int, capacity: Capacity) -> None:
+        self.page_size = capacity.page_size
+        self.max_drafts = capacity.max_drafts
+        self.pages = Pool(capacity.num_pages, "page")
+        self.slots = Pool(capacity.num_slots, "slot")
         self.rows: dict[str, RowState] = {}
         self.layers: dict[str, LayerState] = {
-            name: allocate(
-                name,
-                spec,
-                num_pages=num_pages,
-                page_size=page_size,
-                num_slots=num_slots,
-                max_drafts=max_drafts,
-                kv_dtype=kv_dtype,
-                dtype=dtype,
-                device=device,
-            )
-            for name, spec in specs.items()
+            name: allocate(name, spec, capacity) for name, spec in specs.items()
         }
-        self.carry_SD = torch.zeros(num_slots + 1, hidden_size, dtype=dtype, device=device)
+        places, device = capacity.num_slots + 1, capacity.device
+        self.carry_SD = torch.zeros(places, hidden_size, dtype=capacity.dtype, device=device)
         """The head's output for the last settled pair: where the next draft starts."""
-        self.last_token_S = torch.zeros(num_slots + 1, dtype=torch.long, device=device)
+        self.last_token_S = torch.zeros(places, dtype=torch.long, device=device)
         """Sampled, not yet fed to the model."""
 
     def admit(self, row_id: str) -> RowState | None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headlong.ops.elementwise import silu
+from headlong.types import Rows
 
 
 @dataclass(frozen=True)
@@ -26,31 +27,22 @@ class ConvPlan:
     """Where in the flattened windows the kept inputs go."""
 
 
-def plan(
-    slots: tuple[int, ...],
-    query_lens: tuple[int, ...],
-    num_drafts: tuple[int, ...],
-    num_replay: tuple[int, ...],
-    kernel: int,
-    window: int,
-    device: torch.device,
-) -> ConvPlan:
+def plan(rows: Rows, kernel: int, window: int, device: torch.device) -> ConvPlan:
     before = kernel - 1
-    base = len(slots) * before
+    base = len(rows.slots) * before
     past, taps, keep_from, keep_to, flat = [], [[] for _ in range(kernel)], [], [], base
-    for row, slot in enumerate(slots):
-        query_len = query_lens[row]
-        first = slot * window + num_replay[row]
+    for row, slot in enumerate(rows.slots):
+        query_len = rows.query_lens[row]
+        first = slot * window + rows.num_replay[row]
         past.extend(range(first, first + before))
         line = [*range(row * before, (row + 1) * before), *range(flat, flat + query_len)]
         for tap in range(kernel):
             taps[tap].extend(line[tap : tap + query_len])
-        kept = line[query_len - num_drafts[row] :]
+        kept = line[query_len - rows.num_drafts[row] :]
         keep_from.extend(kept)
         keep_to.extend(range(slot * window, slot * window + len(kept)))
         flat += query_len
-    tensors = (torch.tensor(x, device=device) for x in (past, taps, keep_from, keep_to))
-    return ConvPlan(*tensors)
+    return ConvPlan(*(torch.tensor(index, device=device) for index in (past, taps, keep_from, keep_to)))
 
 
 def causal_conv(x_NC: Tensor, windows_SWC: Tensor, weight_TC: Tensor, plan: ConvPlan) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from headlong.ops import native
 from headlong.ops.delta_net.reference import QK_EPS, DeltaNetWeights
 from headlong.ops.gated_delta.reference import DeltaState
-from headlong.ops.row_table import row_table
+from headlong.types import Rows
 
 
 class _DeltaNet(ctypes.Structure):
@@ -33,17 +33,8 @@ class NativeDeltaNet:
         self._bound: tuple[DeltaState, _DeltaNet] | None = None
 
     @staticmethod
-    def plan(
-        slots: tuple[int, ...],
-        starts: tuple[int, ...],
-        query_lens: tuple[int, ...],
-        num_drafts: tuple[int, ...],
-        num_replay: tuple[int, ...],
-        kernel: int,  # noqa: ARG004 - known from the weights
-        window: int,  # noqa: ARG004 - known from the state
-        device: torch.device,  # noqa: ARG004 - always the CPU
-    ) -> Tensor:
-        return row_table(slots, starts, query_lens, num_drafts, num_replay)
+    def plan(rows: Rows, kernel: int, window: int, device: torch.device) -> Tensor:  # noqa: ARG004 - known here
+        return rows.table
 
     def __call__(self, projected: Tensor, delta: DeltaState, windows_SWC: Tensor, plan: Tensor) -> Tensor:
         w = self.weights

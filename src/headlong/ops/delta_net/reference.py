@@ -10,6 +10,7 @@ from headlong.ops.elementwise import sigmoid, softplus
 from headlong.ops.gated_delta import reference as gated_delta
 from headlong.ops.gated_delta.reference import DeltaState
 from headlong.ops.norm.reference import RmsNorm, l2_norm
+from headlong.types import Rows
 
 QK_EPS = 1e-6
 
@@ -52,18 +53,8 @@ class ReferenceDeltaNet:
         self.qk_eps = torch.full((), QK_EPS, dtype=w.rate.dtype, device=w.rate.device)
 
     @staticmethod
-    def plan(
-        slots: tuple[int, ...],
-        starts: tuple[int, ...],  # noqa: ARG004 - positions do not matter to a recurrence
-        query_lens: tuple[int, ...],
-        num_drafts: tuple[int, ...],
-        num_replay: tuple[int, ...],
-        kernel: int,
-        window: int,
-        device: torch.device,
-    ) -> DeltaNetPlan:
-        rows = (slots, query_lens, num_drafts, num_replay)
-        return DeltaNetPlan(causal_conv.plan(*rows, kernel, window, device), gated_delta.plan(*rows, device))
+    def plan(rows: Rows, kernel: int, window: int, device: torch.device) -> DeltaNetPlan:
+        return DeltaNetPlan(causal_conv.plan(rows, kernel, window, device), gated_delta.plan(rows, device))
 
     def __call__(
         self, projected: Tensor, delta: DeltaState, windows_SWC: Tensor, plan: DeltaNetPlan

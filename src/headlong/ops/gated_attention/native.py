@@ -8,7 +8,7 @@ from torch import Tensor
 from headlong.ops import native
 from headlong.ops.gated_attention.reference import GatedAttentionWeights
 from headlong.ops.rope.reference import Angles
-from headlong.ops.row_table import row_table
+from headlong.types import Rows
 
 
 class _Attention(ctypes.Structure):
@@ -42,15 +42,9 @@ class NativeGatedAttention:
         self._bound: tuple[Tensor, _Attention] | None = None
 
     @staticmethod
-    def plan(
-        starts: tuple[int, ...],
-        query_lens: tuple[int, ...],
-        pages_RP: Tensor,
-        page_size: int,  # noqa: ARG004
-    ) -> NativePlan:
-        nothing = (0,) * len(starts)
-        longest = max(start + length for start, length in zip(starts, query_lens, strict=True))
-        return NativePlan(row_table(nothing, starts, query_lens, nothing, nothing), pages_RP, longest)
+    def plan(rows: Rows, pages_RP: Tensor, page_size: int) -> NativePlan:  # noqa: ARG004 - known from the cache
+        longest = max(start + length for start, length in zip(rows.starts, rows.query_lens, strict=True))
+        return NativePlan(rows.table, pages_RP, longest)
 
     def __call__(
         self, projected: Tensor, keys: Tensor, values: Tensor, angles: Angles, plan: NativePlan

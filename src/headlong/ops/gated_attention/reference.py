@@ -9,6 +9,7 @@ from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.paged_attention import reference as paged_attention
 from headlong.ops.paged_attention.reference import AttentionPlan
 from headlong.ops.rope.reference import Angles, rotate
+from headlong.types import Rows
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,8 @@ class ReferenceGatedAttention:
         self.sizes = [(heads + kv) * dim, heads * dim, kv * dim]
 
     @staticmethod
-    def plan(
-        starts: tuple[int, ...], query_lens: tuple[int, ...], pages_RP: Tensor, page_size: int
-    ) -> AttentionPlan:
-        return paged_attention.plan(starts, query_lens, pages_RP, page_size)
+    def plan(rows: Rows, pages_RP: Tensor, page_size: int) -> AttentionPlan:
+        return paged_attention.plan(rows, pages_RP, page_size)
 
     def __call__(
         self, projected: Tensor, keys: Tensor, values: Tensor, angles: Angles, plan: AttentionPlan

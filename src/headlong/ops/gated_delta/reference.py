@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headlong.types import Rows
+
 
 @dataclass(frozen=True)
 class DeltaState:
@@ -51,13 +53,8 @@ class DeltaPlan:
     is_draft_RK: Tensor
 
 
-def plan(
-    slots: tuple[int, ...],
-    query_lens: tuple[int, ...],
-    num_drafts: tuple[int, ...],
-    num_replay: tuple[int, ...],
-    device: torch.device,
-) -> DeltaPlan:
+def plan(rows: Rows, device: torch.device) -> DeltaPlan:
+    slots, _, query_lens, num_drafts, num_replay = rows
     certain_lens = [n - d for n, d in zip(query_lens, num_drafts, strict=True)]
     assert certain_lens == sorted(certain_lens, reverse=True), "rows must come longest first"
     firsts, flat = [], 0

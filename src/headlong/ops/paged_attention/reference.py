@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headlong.types import Rows
+
 BLOCK = 4
 HEAD_ALIGN = 16
 """Heads are padded to this: matmuls treat rows alike only where they fill whole vectors."""
@@ -43,12 +45,10 @@ class AttentionPlan:
     groups: tuple[BlockGroup, ...]
 
 
-def plan(
-    starts: tuple[int, ...], query_lens: tuple[int, ...], pages_RP: Tensor, page_size: int
-) -> AttentionPlan:
+def plan(step: Rows, pages_RP: Tensor, page_size: int) -> AttentionPlan:
     tokens, positions, rows, num_pages, places = [], [], [], [], []
     flat = 0
-    for row, (start, query_len) in enumerate(zip(starts, query_lens, strict=True)):
+    for row, (start, query_len) in enumerate(zip(step.starts, step.query_lens, strict=True)):
         for first in range(0, query_len, BLOCK):
             count = min(BLOCK, query_len - first)
             pad = BLOCK - count
