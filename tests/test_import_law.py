@@ -35,7 +35,7 @@ ORDER = (
 
 ONLY = {
     "text": {"errors", "types"},
-    "ops": {"errors", "env"},
+    "ops": {"errors", "env", "types"},
     "checkpoint": {"errors", "progress"},
 }
 """These may import even less than what is left of them."""
