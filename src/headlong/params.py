@@ -9,6 +9,9 @@ from headlong.errors import RequestError
 
 Verify = Literal["coupled", "ratio", "block"]
 MAX_LOGPROBS = 64
+MIN_TEMPERATURE = 1e-4
+"""Below it logits overflow; 0 says the same."""
+MAX_BIAS = 1e6
 _INT64_MAX = 2**63 - 1
 
 
@@ -58,6 +61,10 @@ class SamplingParams:
         set_(self, "logit_bias", self._bias())
         self._check_int("max_tokens", 1)
         self._check_float("temperature", 0.0, 100.0)
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            raise RequestError(
+                f"temperature must be 0 (greedy) or at least {MIN_TEMPERATURE:g}, not {self.temperature!r}"
+            )
         self._check_int("top_k", 0)
         self._check_float("top_p", 0.0, 1.0, open_low=True)
         self._check_float("min_p", 0.0, 1.0)
@@ -108,9 +115,14 @@ class SamplingParams:
         if not isinstance(self.logit_bias, Mapping):
             raise RequestError(f"logit_bias must map token ids to numbers, not {self.logit_bias!r}")
         for token, value in self.logit_bias.items():
-            if not _is_int(token) or not _is_number(value) or math.isnan(value) or value == math.inf:
+            if (
+                not _is_int(token)
+                or not _is_number(value)
+                or not (abs(value) <= MAX_BIAS or value == -math.inf)
+            ):
                 raise RequestError(
-                    f"logit_bias must map token ids to finite numbers, not {token!r}: {value!r}"
+                    f"logit_bias must map token ids to numbers within ±{MAX_BIAS:g}, or -inf for a ban, "
+                    f"not {token!r}: {value!r}"
                 )
         return {int(token): float(value) for token, value in self.logit_bias.items()}
 

@@ -174,9 +174,13 @@ class TestSeeds:
         assert greedy.choices[0].text == greedy.choices[1].text
 
 
+def range_list(stop, but=()):
+    return [i for i in range(stop) if i not in but]
+
+
 WRONG = {
     "max_tokens": [0, -1, 1.5, "8", None, True, 2**40],
-    "temperature": [-0.1, 101, math.nan, math.inf, "1", None, True],
+    "temperature": [-0.1, 1e-300, 1e-5, 101, math.nan, math.inf, "1", None, True],
     "top_k": [-1, 2.0, "3", None, True],
     "top_p": [0.0, -0.5, 1.1, math.nan, "1", None, False],
     "min_p": [-0.1, 1.1, math.nan, "0", None, True],
@@ -184,7 +188,17 @@ WRONG = {
     "repetition_penalty": [0.0, -1.0, 101.0, math.nan, "1", None],
     "presence_penalty": [-101, 101.0, math.nan, "0", None],
     "frequency_penalty": [-101, 101.0, math.inf, "0", None],
-    "logit_bias": [[1], "x", None, {"1": 1.0}, {1: "x"}, {1: math.nan}, {1: math.inf}, {True: 1.0}],
+    "logit_bias": [
+        [1],
+        "x",
+        None,
+        {"1": 1.0},
+        {1: "x"},
+        {1: math.nan},
+        {1: math.inf},
+        {1: 1e39},
+        {True: 1.0},
+    ],
     "bad_token_ids": [3, "3", None, [1.0], ["a"], [True]],
     "stop": [3, None, [3], [""], "", [b"x"]],
     "stop_token_ids": [3, "3", None, [1.0], [None]],
@@ -279,6 +293,12 @@ class TestRefusals:
             ("a", {"bad_token_ids": [8192]}, "bad_token_ids: 8192"),
             ("a", {"stop_token_ids": [-1]}, "stop_token_ids: -1"),
             ("a", {"logit_bias": {9000: 1.0}}, "logit_bias: 9000"),
+            ("a", {"bad_token_ids": range_list(8192)}, "leave no token to choose from"),
+            (
+                "a",
+                {"bad_token_ids": range_list(8192, but=(0, 2)), "min_tokens": 2},
+                "leave no token to choose from",
+            ),
             ("a", {"draft_tokens": 9}, "draft_tokens 9 is above this engine's maximum of 8"),
             (list(range(10)) * 103, {}, "prompt has 1030 tokens; this engine's context is 1024"),
             (list(range(8)) * 128, {}, "prompt has 1024 tokens"),

@@ -1,5 +1,6 @@
 """The engine: rows in, steps out. `step` is the table of contents of everything Headlong does."""
 
+import math
 import time
 
 import torch
@@ -135,7 +136,10 @@ class Engine:
             for token in tokens:
                 if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab:
                     raise RequestError(f"{name}: {token!r} is not a token id; the vocabulary has {vocab}")
-        if len(set(params.bad_token_ids)) >= vocab:
-            raise RequestError("bad_token_ids bans the whole vocabulary")
+        banned = {*params.bad_token_ids, *(t for t, bias in params.logit_bias.items() if bias == -math.inf)}
+        if len(banned | (request.stop_ids if params.min_tokens else set())) >= vocab:
+            raise RequestError(
+                "bad_token_ids, logit_bias and min_tokens together leave no token to choose from"
+            )
         if self.scheduler.find(request.id) is not None:
             raise RequestError(f"request id {request.id!r} is in use")
