@@ -131,34 +131,40 @@ typedef struct {
     float *windows; /* [slots, window, channels] */
 } DeltaNet;
 
-/* S <- decay S + k (beta (v - decay S'k))', and out = S'q unless out is null. Two passes over S, one writes. */
-INLINE void delta_update(float *restrict S, const float *k, const float *v, float decay, float beta,
-                         const float *q, float *restrict out, float *restrict change, int64_t D, int64_t E) {
-    for (int64_t e = 0; e < E; e++) change[e] = 0.0f;
+/* Columns of S that are worked on at a time: as many as stay in registers. */
+enum { COLUMNS = 64 };
+
+/* `width` columns of delta_update; a constant width lets the sums live in registers. */
+INLINE void delta_columns(float *restrict S, int64_t stride, const float *k, const float *v, float decay, float beta,
+                          const float *q, float *restrict out, int64_t D, int64_t width) {
+    float change[COLUMNS], sum[COLUMNS];
+    for (int64_t e = 0; e < width; e++) change[e] = sum[e] = 0.0f;
+    for (int64_t d = 0; d < D; d++)
+        for (int64_t e = 0; e < width; e++) change[e] += k[d] * S[d * stride + e];
+    for (int64_t e = 0; e < width; e++) change[e] = (v[e] - decay * change[e]) * beta;
     for (int64_t d = 0; d < D; d++) {
-        float *row = S + d * E, key = k[d];
-        for (int64_t e = 0; e < E; e++) change[e] += key * row[e];
-    }
-    for (int64_t e = 0; e < E; e++) change[e] = (v[e] - decay * change[e]) * beta;
-    if (out)
-        for (int64_t e = 0; e < E; e++) out[e] = 0.0f;
-    for (int64_t d = 0; d < D; d++) {
-        float *row = S + d * E, key = k[d];
-        if (out) {
-            float query = q[d];
-            for (int64_t e = 0; e < E; e++) {
-                row[e] = decay * row[e] + key * change[e];
-                out[e] += query * row[e];
-            }
-        } else {
-            for (int64_t e = 0; e < E; e++) row[e] = decay * row[e] + key * change[e];
+        float *row = S + d * stride;
+        for (int64_t e = 0; e < width; e++) {
+            row[e] = decay * row[e] + k[d] * change[e];
+            if (q) sum[e] += q[d] * row[e];
         }
     }
+    if (q)
+        for (int64_t e = 0; e < width; e++) out[e] = sum[e];
+}
+
+/* S <- decay S + k (beta (v - decay S'k))', and out = S'q unless q is null. */
+INLINE void delta_update(float *S, const float *k, const float *v, float decay, float beta, const float *q,
+                         float *out, int64_t D, int64_t E) {
+    int64_t e = 0;
+    for (; e + COLUMNS <= E; e += COLUMNS)
+        delta_columns(S + e, E, k, v + e, decay, beta, q, out + e, D, COLUMNS);
+    if (e < E) delta_columns(S + e, E, k, v + e, decay, beta, q, out + e, D, E - e);
 }
 
 /* Runs one token: convolved inputs in `mixed` and the token's projections to a normed, gated `out`. */
 INLINE void delta_token(const DeltaNet *net, float *S, float *mixed, const float *gate, const float *b,
-                        const float *a, float *keep, float *out, float *change) {
+                        const float *a, float *keep, float *out) {
     const int64_t D = net->key_dim, E = net->value_dim, X = D + E + 2;
     const int64_t per_key = net->value_heads / net->key_heads;
     for (int64_t h = 0; h < 2 * net->key_heads; h++) {
@@ -171,7 +177,7 @@ INLINE void delta_token(const DeltaNet *net, float *S, float *mixed, const float
         const float *v = mixed + 2 * net->key_heads * D + h * E;
         float decay = expf(net->rate[h] * softplus(a[h] + net->dt_bias[h]));
         float beta = 1.0f / (1.0f + expf(-b[h])), *o = out + h * E;
-        delta_update(S + h * D * E, k, v, decay, beta, q, o, change, D, E);
+        delta_update(S + h * D * E, k, v, decay, beta, q, o, D, E);
         if (keep) {
             memcpy(keep + h * X, k, D * sizeof(float));
             memcpy(keep + h * X + D, v, E * sizeof(float));
@@ -189,9 +195,8 @@ VECTORISED void headlong_delta_net(const DeltaNet *net, const void *projected, v
     const int64_t D = net->key_dim, E = net->value_dim, X = D + E + 2, H = net->value_heads;
     const int64_t C = 2 * net->key_heads * D + H * E, past = net->kernel - 1;
     const int64_t width = C + H * E + 2 * H, S_size = H * D * E;
-    float *lines = workspace((past + num_tokens + 1) * C + 2 * H * E + 2 * H + E + S_size);
-    float *mixed = lines + (past + num_tokens) * C, *rest = mixed + C, *out = rest + H * E + 2 * H, *change = out + H * E;
-    float *copy = change + E;
+    float *lines = workspace((past + num_tokens + 1) * C + 2 * H * E + 2 * H + S_size);
+    float *mixed = lines + (past + num_tokens) * C, *rest = mixed + C, *out = rest + H * E + 2 * H, *copy = out + H * E;
     int64_t token = 0;
     for (int64_t r = 0; r < rows; r++) {
         const int64_t *row = table + r * ROW_FIELDS;
@@ -205,7 +210,7 @@ VECTORISED void headlong_delta_net(const DeltaNet *net, const void *projected, v
         for (int64_t j = 0; j < row[NUM_REPLAY]; j++)
             for (int64_t h = 0; h < H; h++) {
                 const float *x = drafts + (j * H + h) * X;
-                delta_update(S + h * D * E, x, x + D, x[D + E], x[D + E + 1], 0, 0, change, D, E);
+                delta_update(S + h * D * E, x, x + D, x[D + E], x[D + E + 1], 0, out, D, E);
             }
         for (int64_t t = 0; t < query_len; t++) {
             for (int64_t c = 0; c < C; c++) mixed[c] = 0.0f;
@@ -220,7 +225,7 @@ VECTORISED void headlong_delta_net(const DeltaNet *net, const void *projected, v
                 S = copy;
             }
             float *keep = t < certain ? 0 : drafts + (t - certain) * H * X;
-            delta_token(net, S, mixed, rest, rest + H * E, rest + H * E + H, keep, out, change);
+            delta_token(net, S, mixed, rest, rest + H * E, rest + H * E + H, keep, out);
             store(result, (token + t) * H * E, out, H * E, wide);
         }
         memcpy(window, lines + certain * C, (past + row[NUM_DRAFTS]) * C * sizeof(float));
@@ -243,14 +248,19 @@ INLINE const float *cached(const void *cache, int64_t at, int64_t count, int wid
     return buffer;
 }
 
-/* One key head and the `group` queries that share it, so that each key and value is read once. */
+/* One key head and the `group` queries that share it, so that each key and value is read once. A constant D
+ * unrolls the inner loops. */
 INLINE void attend(const Attention *net, const float *q, int64_t group, const int64_t *pages, int64_t kv,
-                   int64_t length, float *scores, float *out, float *buffer) {
-    const int64_t D = net->head_dim, per_page = net->kv_heads * net->page_size;
-    for (int64_t p = 0; p < length; p++) {
-        int64_t line = pages[p / net->page_size] * per_page + kv * net->page_size + p % net->page_size;
-        const float *k = cached(net->keys, line * net->padded_dim, D, net->wide_cache, buffer);
-        for (int64_t g = 0; g < group; g++) scores[g * length + p] = dot(q + g * D, k, D);
+                   int64_t length, float *scores, float *out, float *buffer, const int64_t D) {
+    const int64_t width = net->padded_dim, page_size = net->page_size;
+    const int64_t page_stride = net->kv_heads * page_size * width, head = kv * page_size * width;
+    for (int64_t first = 0, page = 0; first < length; first += page_size, page++) {
+        const int64_t at = pages[page] * page_stride + head;
+        const int64_t count = length - first < page_size ? length - first : page_size;
+        for (int64_t p = 0; p < count; p++) {
+            const float *k = cached(net->keys, at + p * width, D, net->wide_cache, buffer);
+            for (int64_t g = 0; g < group; g++) scores[g * length + first + p] = dot(q + g * D, k, D);
+        }
     }
     for (int64_t g = 0; g < group; g++) {
         float *own = scores + g * length, top = -INFINITY, total = 0.0f;
@@ -260,12 +270,15 @@ INLINE void attend(const Attention *net, const float *q, int64_t group, const in
         for (int64_t p = 0; p < length; p++) own[p] /= total;
     }
     for (int64_t i = 0; i < group * D; i++) out[i] = 0.0f;
-    for (int64_t p = 0; p < length; p++) {
-        int64_t line = pages[p / net->page_size] * per_page + kv * net->page_size + p % net->page_size;
-        const float *v = cached(net->values, line * net->padded_dim, D, net->wide_cache, buffer);
-        for (int64_t g = 0; g < group; g++) {
-            float weight = scores[g * length + p], *own = out + g * D;
-            for (int64_t d = 0; d < D; d++) own[d] += weight * v[d];
+    for (int64_t first = 0, page = 0; first < length; first += page_size, page++) {
+        const int64_t at = pages[page] * page_stride + head;
+        const int64_t count = length - first < page_size ? length - first : page_size;
+        for (int64_t p = 0; p < count; p++) {
+            const float *v = cached(net->values, at + p * width, D, net->wide_cache, buffer);
+            for (int64_t g = 0; g < group; g++) {
+                float weight = scores[g * length + first + p], *own = out + g * D;
+                for (int64_t d = 0; d < D; d++) own[d] += weight * v[d];
+            }
         }
     }
 }
@@ -311,7 +324,13 @@ VECTORISED void headlong_attention(const Attention *net, const void *projected, 
             const float *gate = line + (H + KV) * D;
             for (int64_t kv = 0; kv < KV; kv++) {
                 int64_t first = kv * per_kv * D;
-                attend(net, line + first, per_kv, own, kv, position + 1, scores, out + first, buffer);
+                switch (D) {
+#define ATTEND(DIM) attend(net, line + first, per_kv, own, kv, position + 1, scores, out + first, buffer, DIM)
+                case 64: ATTEND(64); break;
+                case 128: ATTEND(128); break;
+                case 256: ATTEND(256); break;
+                default: ATTEND(D);
+                }
             }
             for (int64_t i = 0; i < H * D; i++) out[i] *= sigmoid(gate[i]);
             store(result, token * H * D, out, H * D, wide);
