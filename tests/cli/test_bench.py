@@ -72,6 +72,14 @@ def test_no_speed_where_tokens_differ(
     assert json.loads(done.out.splitlines()[-1])["results"] == []
 
 
+def test_fewer_prompts_than_rows_are_repeated(headlong: Headlong, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("Explain rain to a child.\n")
+    asked = ("--max-tokens", "4", "--draft-tokens", "1", "--rounds", "1", "--rows", "3")
+    record = json.loads(headlong("bench", "--prompts", str(file), *asked).out.splitlines()[-1])
+    assert (record["prompts"], record["rows"]) == (3, 3)
+
+
 def test_text_files_hold_a_prompt_per_line(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("one\n\ntwo\n")

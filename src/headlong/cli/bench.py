@@ -6,6 +6,7 @@ Flags, table and the closing JSON line; the measuring itself is in measure.py.
 import argparse
 import json
 import subprocess
+from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,11 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--rounds", type=_count, default=3, metavar="N", help="passes of each (default: 3)")
     parser.add_argument(
-        "--rows", type=_count, default=1, metavar="N", help="prompts that run at once (default: 1)"
+        "--rows",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="prompts that run at once (default: 1); fewer prompts are repeated",
     )
     options.add_engine(parser, mtp=False)
     options.add_sampling(parser, max_tokens=MAX_TOKENS, verify=False)
@@ -78,6 +83,8 @@ def execute(args: argparse.Namespace) -> int:
     # A seed even where nobody asked: sampled text must be the same in every pass.
     params = SamplingParams(**options.sampling_options(args, max_tokens=MAX_TOKENS, seed=0))
     prompts = read_prompts(args.prompts)
+    # Fewer prompts than rows would leave rows empty: they are used again.
+    prompts = list(islice(cycle(prompts), max(len(prompts), args.rows)))
     depths: list[int] = args.draft_tokens
     if depths[0] < 0:
         raise RequestError(f"--draft-tokens: {depths[0]} is below 0, which is plain decoding")
