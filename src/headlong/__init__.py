@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from headlong.async_llm import AsyncLLM
     from headlong.completion import Chunk, Completion, MtpStatus, Stats
     from headlong.errors import (
-        CapacityError,
         CheckpointError,
         ConfigError,
         HeadError,
@@ -26,7 +25,6 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "AsyncLLM",
-    "CapacityError",
     "CheckpointError",
     "Chunk",
     "Completion",

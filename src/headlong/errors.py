@@ -4,8 +4,7 @@
     ├── ConfigError        an option or a model config that cannot work
     ├── CheckpointError    files on disk: missing, damaged, or not what the model needs
     │   └── HeadError      the MTP head alone: absent, incomplete or unusable
-    ├── RequestError       a prompt or sampling parameter out of range
-    └── CapacityError      the request can never fit in this engine
+    └── RequestError       a prompt or sampling parameter out of range, or too much for this engine
 
 Broken invariants of our own are plain `assert`s, never one of these.
 """
@@ -29,7 +28,3 @@ class HeadError(CheckpointError):
 
 class RequestError(HeadlongError, ValueError):
     """A prompt, message or sampling parameter is invalid."""
-
-
-class CapacityError(HeadlongError):
-    """A request needs more pages or context than the engine has in all."""

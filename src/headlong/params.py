@@ -97,11 +97,6 @@ class SamplingParams:
     def penalised(self) -> bool:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
-    @property
-    def filtered(self) -> bool:
-        """Whether top-k, top-p or min-p cut the distribution."""
-        return not self.greedy and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
-
     def _tuple(self, name: str, kind: type) -> tuple[Any, ...]:
         value = getattr(self, name)
         if not isinstance(value, (list, tuple, set, frozenset)):

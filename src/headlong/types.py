@@ -13,7 +13,6 @@ from torch import Tensor
 from headlong.params import SamplingParams
 
 FinishReason = Literal["stop", "length", "cancelled"]
-VerdictMode = Literal["greedy", "coupled", "ratio", "block"]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headlong.cli import options, summary
 from headlong.cli.drafts import AnswerWriter
 from headlong.cli.terminal import note, wants_colour
-from headlong.errors import CapacityError, RequestError
+from headlong.errors import RequestError
 from headlong.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Conversation:
         writer = AnswerWriter(self._llm.service.tokenizer, self._tint)
         try:
             done = self._stream(turn, writer)
-        except (RequestError, CapacityError) as error:
+        except RequestError as error:
             note(f"{error}; /clear starts a new conversation")
             return
         writer.end()

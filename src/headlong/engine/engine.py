@@ -92,14 +92,6 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self.scheduler.running or self.scheduler.waiting)
 
-    def prompt_progress(self, request_id: str) -> tuple[int, int]:
-        """(tokens read, tokens to read) of a row's prompt."""
-        row, held = self.scheduler.find(request_id), self.state.rows.get(request_id)
-        if row is None:
-            return 1, 1
-        total = len(row.request.prompt)
-        return (min(held.length, total) if held else 0), total
-
     def check_integrity(self) -> None:
         """Asserts that nothing leaked; everything must be free when no row runs."""
         self.state.check_integrity()
