@@ -11,9 +11,11 @@ run: $(STAMP)            ## install, then generate from the embedded model, MTP 
 chat: $(STAMP)           ## talk to the embedded model, drafted tokens tinted
 	$(BIN)/headlong chat --show-drafts
 
-test: $(STAMP)           ## the default tests: CPU, no network, minutes; then the reference ops where native ones served
+# After the default tests: the reference ops where native kernels served, and the ops on BLAS paths of other CPUs.
+test: $(STAMP)           ## the default tests: CPU, no network, minutes
 	$(BIN)/python -m pytest -m "not slow and not gpu"
 	HEADLONG_NATIVE=0 $(BIN)/python -m pytest -m "not slow and not gpu" tests/models tests/state
+	MKL_CBWR=COMPATIBLE $(BIN)/python -m pytest -m "not slow and not gpu" tests/ops
 
 test-all: $(STAMP)       ## the slow tier too (GPU tests skip without a GPU)
 	$(BIN)/python -m pytest

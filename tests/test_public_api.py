@@ -50,7 +50,7 @@ def test_module_docstring_and_version():
 
 def test_errors_have_one_root():
     errors = [getattr(headlong, name) for name in headlong.__all__ if name.endswith("Error")]
-    assert len(errors) == 6 and all(issubclass(error, headlong.HeadlongError) for error in errors)
+    assert len(errors) == 5 and all(issubclass(error, headlong.HeadlongError) for error in errors)
     assert issubclass(headlong.RequestError, ValueError) and issubclass(headlong.ConfigError, ValueError)
     assert issubclass(headlong.HeadError, headlong.CheckpointError)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headlong.ops.batched_matmul import matmul
 from headlong.types import Rows
 
 
@@ -151,10 +152,10 @@ def _update(memory_RHDE: Tensor, inputs_RHX: Tensor, sizes: tuple[int, int]) -> 
     memory = memory_RHDE.flatten(0, 1)
     k, v, decay, beta = inputs_RHX.flatten(0, 1).unsqueeze(1).split_with_sizes((*sizes, 1, 1), dim=-1)
     memory.mul_(decay)
-    delta = (v - torch.bmm(k, memory)).mul_(beta)
-    memory.baddbmm_(k.transpose(1, 2), delta)
+    delta = (v - matmul(k, memory)).mul_(beta)
+    memory.addcmul_(k.transpose(1, 2), delta)
 
 
 def _read(memory_RHDE: Tensor, q_RHD: Tensor) -> Tensor:
-    out = torch.bmm(q_RHD.flatten(0, 1).unsqueeze(1), memory_RHDE.flatten(0, 1))
+    out = matmul(q_RHD.flatten(0, 1).unsqueeze(1), memory_RHDE.flatten(0, 1))
     return out.view(*q_RHD.shape[:2], -1)

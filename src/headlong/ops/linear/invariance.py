@@ -1,7 +1,8 @@
 """Finds out, on this machine, how a linear must be padded so that a row's bits do not depend on the others.
 
 BLAS libraries choose code paths by shape. Nothing promises which shapes agree, so they are measured once per
-weight shape at load; a linear that never agrees is refused.
+weight shape at load: every number of rows that will ever be launched, and every row's place among them. A linear
+that never agrees is refused.
 """
 
 from collections.abc import Callable
@@ -9,11 +10,15 @@ from functools import cache
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+LAUNCH_ROWS = 128
+"""More rows go in several launches."""
 TILES = (1, 2, 4, 8, 16)
-PROBE_ROWS = 32
-PROBE_COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 24, 31, 32, 48, 64, 100, 128)
+LARGE_TILES = (8, 16)
+LARGE = 1 << 23
+"""Weights of more elements are padded more, so that fewer numbers of rows need measuring."""
 MAX_PROBE_FEATURES = 4096
 
 
@@ -30,10 +35,17 @@ class Linear(Protocol):
 LinearFactory = Callable[[Tensor, int], Linear]
 
 
-class RowLinear:
-    """One matrix-vector product per row: slow and beyond doubt. Serves where nothing faster is invariant.
+def launch(multiply: Callable[[Tensor], Tensor], x_ND: Tensor, tile: int) -> Tensor:
+    """`multiply` over rows padded to a multiple of `tile`, at most `LAUNCH_ROWS` at a time."""
+    num_rows = x_ND.shape[0]
+    if num_rows > LAUNCH_ROWS:
+        return torch.cat([launch(multiply, part, tile) for part in x_ND.split(LAUNCH_ROWS)])
+    missing = -num_rows % tile
+    return multiply(F.pad(x_ND, (0, 0, 0, missing)))[:num_rows] if missing else multiply(x_ND)
 
-    Each row is copied first: BLAS may take another path for a vector that starts off an alignment boundary."""
+
+class RowLinear:
+    """One matrix-vector product per row: slow and beyond doubt. Serves where nothing faster is invariant."""
 
     name = "row by row"
 
@@ -43,6 +55,7 @@ class RowLinear:
 
     def __call__(self, x_ND: Tensor) -> Tensor:
         x = x_ND.to(self.weight.dtype)
+        # A copy, because the product's bits depend on where in memory its row starts.
         return torch.stack([torch.mv(self.weight, row.clone()) for row in x]).to(x_ND.dtype)
 
 
@@ -50,15 +63,15 @@ class RowLinear:
 def find_tile(make: LinearFactory, out_features: int, in_features: int, dtype: torch.dtype) -> int | None:
     """The smallest row tile at which `make`'s linear is batch-invariant for this shape, or None.
     Very wide outputs are probed on a part of their features."""
-    out_features = min(out_features, MAX_PROBE_FEATURES)
+    tiles = LARGE_TILES if out_features * in_features > LARGE else TILES
     generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(out_features, in_features, generator=generator).to(dtype)
-    rows = torch.randn(max(PROBE_COUNTS), in_features, generator=generator).to(dtype)
-    return next((tile for tile in TILES if _agrees(make(weight, tile), rows)), None)
+    weight = torch.randn(min(out_features, MAX_PROBE_FEATURES), in_features, generator=generator).to(dtype)
+    rows = torch.randn(LAUNCH_ROWS, in_features, generator=generator).to(dtype)
+    return next((tile for tile in tiles if _agrees(make(weight, tile), rows, tile)), None)
 
 
-def _agrees(linear: Linear, rows: Tensor) -> bool:
-    alone = torch.cat([linear(rows[i : i + 1]) for i in range(PROBE_ROWS)])
+def _agrees(linear: Linear, rows: Tensor, tile: int) -> bool:
+    alone = torch.cat([linear(rows[i : i + 1]) for i in range(LAUNCH_ROWS)])
     return all(
-        torch.equal(linear(rows[:count])[:PROBE_ROWS], alone[:count]) for count in PROBE_COUNTS
-    ) and torch.equal(linear(rows[:PROBE_ROWS].flip(0)).flip(0), alone)
+        torch.equal(linear(rows[:count]), alone[:count]) for count in range(tile, LAUNCH_ROWS + 1, tile)
+    ) and torch.equal(linear(rows.flip(0)).flip(0), alone)

@@ -4,10 +4,12 @@ Twice as fast as packing at every call, and its cost hardly grows from one row t
 verifying drafts lives on. Serves float32 everywhere, bfloat16 where the CPU multiplies it.
 """
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
-from headlong.ops.linear.reference import pad_rows
+from headlong.ops.linear.invariance import launch
 
 SPLIT_FEATURES = 1024
 """Above this inner size a single row may be split between threads; two or more rows never were."""
@@ -23,7 +25,7 @@ class OneDnnLinear:
         self.dtype = weight.dtype
         self.tile = tile if self.in_features <= SPLIT_FEATURES else max(tile, 2)
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
-        self._multiply = torch.ops.mkldnn._linear_pointwise.default
+        self._product = torch.ops.mkldnn._linear_pointwise.default
 
     @staticmethod
     def supports(dtype: torch.dtype, device: torch.device) -> str | None:
@@ -39,14 +41,19 @@ class OneDnnLinear:
         return None
 
     def __call__(self, x_ND: Tensor) -> Tensor:
-        num_rows = x_ND.shape[0]
-        x = x_ND.to(self.dtype)
-        if num_rows % self.tile:
-            y = self._multiply(pad_rows(x, self.tile), self._packed, None, "none", [], "")[:num_rows]
-        else:
-            y = self._multiply(x, self._packed, None, "none", [], "")
-        return y.to(x_ND.dtype)
+        return launch(self._multiply, x_ND.to(self.dtype), self.tile).to(x_ND.dtype)
+
+    def _multiply(self, x_ND: Tensor) -> Tensor:
+        return self._product(x_ND, self._packed, None, "none", [], "")
 
 
+@cache
 def cpu_multiplies_bfloat16() -> bool:
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and torch.cpu._is_avx512_bf16_supported()
+    """In instructions of its own; tried out, because oneDNN may be held back from what the CPU has."""
+    if not torch.cpu._is_avx512_bf16_supported():
+        return False
+    try:
+        OneDnnLinear(torch.ones(16, 16, dtype=torch.bfloat16))(torch.ones(2, 16, dtype=torch.bfloat16))
+    except RuntimeError:
+        return False
+    return True

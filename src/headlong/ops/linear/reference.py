@@ -7,13 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headlong.ops.linear.invariance import launch
+
 ALIGN = 16
 """BLAS treats rows alike only where both weight dimensions fill whole vectors."""
-
-
-def pad_rows(x: Tensor, tile: int) -> Tensor:
-    missing = -x.shape[0] % tile
-    return F.pad(x, (0, 0, 0, missing)) if missing else x
 
 
 class ReferenceLinear:
@@ -34,9 +31,11 @@ class ReferenceLinear:
         return None
 
     def __call__(self, x_ND: Tensor) -> Tensor:
-        num_rows, dtype = x_ND.shape[0], x_ND.dtype
-        x_ND = x_ND.to(self.weight.dtype)
+        x = x_ND.to(self.weight.dtype)
         if self.pad_in:
-            x_ND = F.pad(x_ND, (0, self.pad_in))
-        y = F.linear(pad_rows(x_ND, self.tile), self.weight)
-        return y[:num_rows, : self.out_features].to(dtype).contiguous()
+            x = F.pad(x, (0, self.pad_in))
+        y = launch(self._multiply, x, self.tile)
+        return y[:, : self.out_features].to(x_ND.dtype).contiguous()
+
+    def _multiply(self, x_ND: Tensor) -> Tensor:
+        return F.linear(x_ND, self.weight)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headlong.ops.batched_matmul import matmul
 from headlong.types import Rows
 
 BLOCK = 4
@@ -124,11 +125,11 @@ def _attend_group(q_BQHD: Tensor, keys: Tensor, values: Tensor, group: BlockGrou
     k = keys[group.pages_BP].to(q.dtype)  # [B, P, Hkv, S, D]
     v = values[group.pages_BP].to(q.dtype).masked_fill_(group.unwritten, 0.0)
 
-    scores = q @ k.transpose(-1, -2)  # [B, P, Hkv, Q·G, S]
+    scores = matmul(q, k.transpose(-1, -2))  # [B, P, Hkv, Q·G, S]
     scores.view(*scores.shape[:3], BLOCK, per_kv, page_size).masked_fill_(group.hidden, -torch.inf)
     top = scores.amax(dim=(1, 4), keepdim=True).clamp_(min=torch.finfo(q.dtype).min)
     weights = scores.sub_(top).exp_()
-    out = _sum_pages(weights @ v) / _sum_pages(weights.sum(-1, keepdim=True))
+    out = _sum_pages(matmul(weights, v)) / _sum_pages(weights.sum(-1, keepdim=True))
     return out.view(num_blocks, num_kv, BLOCK, per_kv, head_dim).transpose(1, 2).flatten(2, 3)
 
 
