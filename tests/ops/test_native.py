@@ -1,8 +1,11 @@
 """The native CPU kernels: against the reference ops in float64, and bit for bit the same in any company."""
 
+import shutil
+
 import pytest
 import torch
 
+from headlong.env import native_ops_wanted
 from headlong.ops import native
 from headlong.ops.delta_net.native import NativeDeltaNet
 from headlong.ops.delta_net.reference import DeltaNetWeights, ReferenceDeltaNet
@@ -168,6 +171,13 @@ def test_extremes_stay_finite_and_nan_stays_nan():
     torch.testing.assert_close(out[:5], torch.tensor([0.0, 0.0, 0.0, 100.0, 1e4]), rtol=1e-6, atol=1e-6)
     assert out[5].isnan()
     assert native_silu_mul.silu_mul(gate_up.bfloat16())[0, 5].isnan()
+
+
+@pytest.mark.skipif(not native_ops_wanted(), reason="turned off by HEADLONG_NATIVE=0")
+def test_a_machine_with_a_compiler_has_the_kernels():
+    """Or every test above would skip, and nobody would know that the source no longer compiles."""
+    compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
+    assert compiler is None or native.library() is not None
 
 
 def test_refusals_name_the_reason(monkeypatch):
