@@ -29,12 +29,13 @@ ORDER = (
     "engine",
     "llm",
     "async_llm",
+    "server",
     "cli",
 )
 """Import only from the left. `__init__` may import everything but the command line."""
 
 ONLY = {
-    "text": {"errors", "types"},
+    "text": {"errors", "params", "types"},
     "ops": {"errors", "env", "types"},
     "checkpoint": {"errors", "progress"},
 }

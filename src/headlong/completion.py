@@ -78,6 +78,10 @@ class Chunk:
     token_ids: tuple[int, ...]
     from_draft: tuple[bool, ...]
     """Which of the tokens were drafted and accepted."""
+    num_drafted: int = 0
+    num_accepted: int = 0
+    rejected: tuple[int, ...] = ()
+    """The drafts of this step that the target refused."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     completion: Completion | None = None

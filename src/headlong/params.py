@@ -15,6 +15,30 @@ MAX_BIAS = 1e6
 _INT64_MAX = 2**63 - 1
 
 
+GrammarKind = Literal["json_schema", "json_object", "regex", "lark", "gbnf", "choice"]
+GRAMMAR_KINDS = ("json_schema", "json_object", "regex", "lark", "gbnf", "choice")
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """A form the output must have. `source` is the schema as JSON text, the pattern, the grammar's text, or
+    for `choice` a JSON list of strings; `json_object` needs none."""
+
+    kind: GrammarKind
+    source: str = ""
+    after: str | None = None
+    """The output is free until this text was produced, such as the end of reasoning; the grammar rules what
+    follows, white space right after the marker apart."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in GRAMMAR_KINDS:
+            raise RequestError(f"grammar.kind must be one of {', '.join(GRAMMAR_KINDS)}, not {self.kind!r}")
+        if not isinstance(self.source, str) or (self.kind != "json_object" and not self.source):
+            raise RequestError(f"grammar.source must be the text of the {self.kind}, not {self.source!r}")
+        if self.after is not None and (not isinstance(self.after, str) or not self.after):
+            raise RequestError(f"grammar.after must be a text or nothing, not {self.after!r}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How one prompt is continued.
@@ -50,6 +74,8 @@ class SamplingParams:
     n: int = 1
     draft_tokens: int | None = None
     """Drafts per step for this request; 0 turns drafting off; None takes the engine's."""
+    grammar: Grammar | None = None
+    """A form the output must have; it masks drafts and verification alike, and wins over bans and biases."""
     verify: Verify = "coupled"
     """`coupled`: same text as without drafting. `ratio`, `block`: same distribution, more accepted."""
 
@@ -84,6 +110,8 @@ class SamplingParams:
             raise RequestError(f"ignore_eos must be true or false, not {self.ignore_eos!r}")
         if self.verify not in ("coupled", "ratio", "block"):
             raise RequestError(f"verify must be 'coupled', 'ratio' or 'block', not {self.verify!r}")
+        if self.grammar is not None:
+            self._check_grammar()
         if any(not stop for stop in self.stop):
             raise RequestError("stop must not contain an empty string")
         if self.min_tokens > self.max_tokens:
@@ -96,6 +124,13 @@ class SamplingParams:
     @property
     def penalised(self) -> bool:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+    def _check_grammar(self) -> None:
+        if not isinstance(self.grammar, Grammar):
+            raise RequestError(f"grammar must be a Grammar, not {self.grammar!r}")
+        for name in ("min_tokens", "ignore_eos"):
+            if getattr(self, name):
+                raise RequestError(f"{name} cannot be combined with a grammar, which decides where the output ends")
 
     def _tuple(self, name: str, kind: type) -> tuple[Any, ...]:
         value = getattr(self, name)

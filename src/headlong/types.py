@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headlong.params import SamplingParams
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,8 @@ class Verdict:
     accepted: tuple[int, ...]
     tokens: tuple[tuple[int, ...], ...]
     """Per row, what it emits: accepted drafts and one more token, or nothing."""
+    rejected: tuple[tuple[int, ...], ...]
+    """Per row, the drafts that were not accepted."""
     logprobs: tuple[tuple[TokenLogprobs, ...], ...]
 
 
@@ -164,7 +166,9 @@ class RowOutput:
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    """The stop token or string that ended the row."""
+    """The stop token or string that ended the row; for `error`, the sentence that says why."""
+    rejected: tuple[int, ...] = ()
+    """The drafts the target refused, the first refused first."""
 
 
 @dataclass(frozen=True)
@@ -176,4 +180,6 @@ class StepOutput:
     num_rows: int = 0
     num_waiting: int = 0
     seconds: float = 0.0
+    num_pages_used: int = 0
+    num_slots_used: int = 0
     preempted: tuple[str, ...] = field(default=())

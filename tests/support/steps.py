@@ -188,7 +188,7 @@ class Driver:
             emitted.append(tuple(tokens))
         none = tuple(() for _ in parts)
         tokens_L, accepted_R = torch.tensor(flat, dtype=torch.long), torch.tensor(accepted)
-        return Verdict(tokens_L, accepted_R, tuple(accepted), tuple(emitted), none)
+        return Verdict(tokens_L, accepted_R, tuple(accepted), tuple(emitted), none, none)
 
 
 def _depth(part: Part) -> int:

@@ -72,6 +72,8 @@ class Engine:
             num_rows=len(plan.rows),
             num_waiting=len(self.scheduler.waiting),
             seconds=time.perf_counter() - started,
+            num_pages_used=self.state.pages.num_used,
+            num_slots_used=self.state.slots.num_used,
             preempted=tuple(self.scheduler.preempted),
         )
 

@@ -41,8 +41,8 @@ class Row:
         self,
         tokens: tuple[int, ...],
         logprobs: tuple[TokenLogprobs, ...],
-        num_drafted: int,
         num_accepted: int,
+        rejected: tuple[int, ...],
     ) -> RowOutput:
         """Takes a step's tokens up to the first that ends the row; the rest never happened."""
         params = self.request.params
@@ -70,12 +70,13 @@ class Row:
             request=self.request,
             token_ids=tokens[:kept],
             text=text,
-            num_drafted=num_drafted,
+            num_drafted=num_accepted + len(rejected),
             num_accepted=num_accepted,
             from_draft=tuple(i < num_accepted for i in range(kept)),
             logprobs=logprobs[:kept],
             finish_reason=self.finish_reason,
             stop_reason=stop_reason,
+            rejected=rejected,
         )
 
     def cancel(self) -> RowOutput:

@@ -68,7 +68,7 @@ class Scheduler:
                 continue
             row = rows[row_plan.request.id]
             emitted, accepted = verdict.tokens[number], verdict.accepted[number]
-            output = row.accept(emitted, verdict.logprobs[number], row_plan.num_drafts, accepted)
+            output = row.accept(emitted, verdict.logprobs[number], accepted, verdict.rejected[number])
             outputs.append(output)
             if row.finish_reason is not None:
                 self._leave(row)

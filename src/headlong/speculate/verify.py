@@ -23,7 +23,7 @@ def verify(plan: Plan, draft: Draft | None, logits_LV: Tensor, sampler: Sampler)
     if not len(logits_LV):
         nothing = torch.zeros(len(plan.rows), dtype=torch.long, device=device)
         empty = tuple(() for _ in plan.rows)
-        return Verdict(nothing[:0], nothing, (0,) * len(plan.rows), empty, empty)
+        return Verdict(nothing[:0], nothing, (0,) * len(plan.rows), empty, empty, empty)
     entries = _entries(plan, draft, sampler)
     tokens_L = sampler.choose(logits_LV, entries)
     firsts = plan.first_logits
@@ -34,8 +34,11 @@ def verify(plan: Plan, draft: Draft | None, logits_LV: Tensor, sampler: Sampler)
             if rows:
                 _decide(judge, rows, plan, draft, logits_LV, entries, sampler, firsts, tokens_L, accepted_R)
     logprobs = sampler.logprobs(logits_LV, tokens_L, entries)
-    read_back = torch.cat((accepted_R, tokens_L)).tolist()
-    accepted, flat = read_back[: len(plan.rows)], read_back[len(plan.rows) :]
+    num_rows, num_logits = len(plan.rows), len(tokens_L)
+    drafts = [] if draft is None else [draft.tokens_RK.flatten()]
+    read_back = torch.cat((accepted_R, tokens_L, *drafts)).tolist()
+    accepted, flat = read_back[:num_rows], read_back[num_rows : num_rows + num_logits]
+    drafted = read_back[num_rows + num_logits :]
     spans = [
         range(first, first + (count + 1 if row.samples else 0))
         for first, count, row in zip(firsts, accepted, plan.rows, strict=True)
@@ -45,6 +48,10 @@ def verify(plan: Plan, draft: Draft | None, logits_LV: Tensor, sampler: Sampler)
         accepted_R=accepted_R,
         accepted=tuple(accepted),
         tokens=tuple(tuple(flat[i] for i in span) for span in spans),
+        rejected=tuple(
+            tuple(drafted[n * plan.num_drafts + count : n * plan.num_drafts + row.num_drafts])
+            for n, (count, row) in enumerate(zip(accepted, plan.rows, strict=True))
+        ),
         logprobs=tuple(tuple(logprobs[i] for i in span if i in logprobs) for span in spans),
     )
 

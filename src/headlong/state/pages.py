@@ -18,6 +18,10 @@ class Pool:
     def num_free(self) -> int:
         return len(self._free)
 
+    @property
+    def num_used(self) -> int:
+        return self.size - len(self._free)
+
     def take(self, count: int) -> list[int] | None:
         """`count` places, or None and no change if there are not that many."""
         if count > len(self._free):
