@@ -28,6 +28,7 @@ EPILOG = """\
 Every depth must give the tokens of plain decoding, or no speed is reported and the exit code is 1. The last
 line of stdout is a JSON object with the same numbers and the conditions they were measured under.
 FILE holds one prompt per line; in a .jsonl file each line has "prompt", "turns" or "messages".
+A server is measured with `headlong bench serve`; a model folder of that name is ./serve.
 
 examples:
   headlong bench
