@@ -6,7 +6,8 @@ import itertools
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,46 +21,66 @@ from headlong.progress import ProgressFn, silent
 from headlong.types import Request, StepOutput
 
 log = logging.getLogger(__name__)
-Deliver = Callable[[Chunk | BaseException], None]
+Item = Chunk | BaseException
+OnStep = Callable[[StepOutput], None]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """How full an engine is at this moment."""
+
+    running: int
+    waiting: int
+    pages_used: int
+    pages_total: int
+    slots_used: int
+    slots_total: int
 
 
 class AsyncLLM:
-    """Many streams over one engine. Start it with `await AsyncLLM.load(...)`, end it with `await close()`."""
+    """Many streams over one engine. Start it with `await AsyncLLM.load(...)`, end it with `await close()`.
 
-    def __init__(self, service: Service) -> None:
+    `on_step` sees every step, in the engine's thread.
+    """
+
+    def __init__(self, service: Service, on_step: OnStep | None = None) -> None:
         self.service = service
-        self._loop = EngineLoop(service)
+        self._loop = EngineLoop(service, on_step)
         self._ids = itertools.count()
 
     @classmethod
     async def load(
-        cls, model: str | Path | None = None, *, progress: ProgressFn = silent, **options: Any
+        cls,
+        model: str | Path | None = None,
+        *,
+        progress: ProgressFn = silent,
+        on_step: OnStep | None = None,
+        **options: Any,
     ) -> "AsyncLLM":
         """Loads off the event loop; options are those of `EngineConfig`."""
-        return cls(await asyncio.to_thread(Service.load, model, EngineConfig(**options), progress))
+        return cls(await asyncio.to_thread(Service.load, model, EngineConfig(**options), progress), on_step)
 
     async def stream(
         self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None, **template: Any
-    ) -> AsyncIterator[Chunk]:
+    ) -> AsyncGenerator[Chunk, None]:
         """Yields what each step adds. Leaving the loop early cancels the rest and frees its pages at once."""
-        params = params or SamplingParams()
         if not isinstance(prompt, Sequence) or not prompt or isinstance(prompt[0], (str, int)):
             tokens = self.service.encode(prompt)  # type: ignore[arg-type]
         else:
             tokens = self.service.encode_chat(prompt, **template)  # type: ignore[arg-type]
-        loop, chunks = asyncio.get_running_loop(), asyncio.Queue[Chunk | BaseException]()
+        requests = self.service.requests(tokens, params or SamplingParams(), f"async-{next(self._ids)}")
+        async with contextlib.aclosing(self.run(requests)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
-        def deliver(item: Chunk | BaseException) -> None:
-            # An event loop that has ended has nobody waiting; the engine serves the others.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(chunks.put_nowait, item)
-
-        requests = self.service.requests(tokens, params, f"async-{next(self._ids)}")
-        self._loop.submit(requests, deliver)
+    async def run(self, requests: list[Request]) -> AsyncGenerator[Chunk, None]:
+        """`stream` for requests that were made already, by `service.requests`."""
+        outlet = _Outlet(asyncio.get_running_loop(), asyncio.Queue())
+        self._loop.submit(requests, outlet)
         unfinished = len(requests)
         try:
             while unfinished:
-                item = await chunks.get()
+                item = await outlet.items.get()
                 if isinstance(item, BaseException):
                     raise item
                 unfinished -= item.finish_reason is not None
@@ -78,37 +99,75 @@ class AsyncLLM:
                 done[chunk.index] = chunk.completion
         return Completion.joined([done[index] for index in sorted(done)])
 
+    @property
+    def num_open(self) -> int:
+        """Sequences that were asked for and have not ended, waiting ones among them."""
+        return self._loop.num_open
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine takes nothing more; None while it is well."""
+        return self._loop.ended
+
+    @property
+    def usage(self) -> Usage:
+        scheduler, state = self.service.engine.scheduler, self.service.engine.state
+        return Usage(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            pages_used=state.pages.num_used,
+            pages_total=state.pages.size,
+            slots_used=state.slots.num_used,
+            slots_total=state.slots.size,
+        )
+
     async def close(self) -> None:
         """Stops the thread; streams still open end with an error."""
         await asyncio.to_thread(self._loop.close)
 
 
+@dataclass(frozen=True, eq=False)
+class _Outlet:
+    """Where a stream's items go: a queue of the event loop that waits for them."""
+
+    loop: asyncio.AbstractEventLoop
+    items: asyncio.Queue[Item]
+
+
 class EngineLoop:
     """The thread that steps the engine. All contact with the engine goes through its inbox."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, on_step: OnStep | None = None) -> None:
         self._service = service
         self._engine = service.engine
+        self._on_step = on_step
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._streams: dict[str, tuple[Collector, Deliver]] = {}
+        self._streams: dict[str, tuple[Collector, _Outlet]] = {}
         self._lock = threading.Lock()
-        self._ended: str | None = None
+        self._submitted = 0
+        """Sequences in the inbox, not yet in `_streams`."""
+        self.ended: str | None = None
         """Why nothing more is taken; set under the lock, after which the inbox only empties."""
         self._thread = threading.Thread(target=self._run, name="headlong-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, requests: list[Request], deliver: Deliver) -> None:
+    @property
+    def num_open(self) -> int:
+        return self._submitted + len(self._streams)
+
+    def submit(self, requests: list[Request], outlet: _Outlet) -> None:
         with self._lock:
-            if self._ended is not None:
-                raise HeadlongError(self._ended)
-            self._inbox.put(lambda: self._add(requests, deliver))
+            if self.ended is not None:
+                raise HeadlongError(self.ended)
+            self._submitted += len(requests)
+            self._inbox.put(lambda: self._add(requests, outlet))
 
     def cancel(self, request_ids: list[str]) -> None:
         self._inbox.put(lambda: self._cancel(request_ids))
 
     def close(self) -> None:
         with self._lock:
-            self._ended = self._ended or "the engine has been closed"
+            self.ended = self.ended or "the engine has been closed"
             self._inbox.put(None)
         self._thread.join()
 
@@ -121,14 +180,14 @@ class EngineLoop:
         except Exception as failure:
             error = failure
             with self._lock:
-                self._ended = f"the engine stopped after an error: {failure!r}"
+                self.ended = f"the engine stopped after an error: {failure!r}"
             log.exception("the engine stopped")
         while not self._inbox.empty():
             command = self._inbox.get()
             if command is not None:
                 command()
-        for _, deliver in self._streams.values():
-            deliver(error)
+        _deliver([(outlet, error) for _, outlet in self._streams.values()])
+        self._streams.clear()
 
     def _read_inbox(self) -> bool:
         """Does what was asked for since the last step; waits while there is nothing to do. False: stop."""
@@ -141,15 +200,17 @@ class EngineLoop:
                 return False
             command()
 
-    def _add(self, requests: list[Request], deliver: Deliver) -> None:
+    def _add(self, requests: list[Request], outlet: _Outlet) -> None:
         for number, request in enumerate(requests):
             try:
                 self._engine.add(request)
             except HeadlongError as error:
                 self._cancel([earlier.id for earlier in requests[:number]])
-                deliver(error)
-                return
-            self._streams[request.id] = (self._service.collector(request), deliver)
+                _deliver([(outlet, error)])
+                break
+            self._streams[request.id] = (self._service.collector(request), outlet)
+        with self._lock:
+            self._submitted -= len(requests)
 
     def _cancel(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
@@ -157,11 +218,31 @@ class EngineLoop:
             self._streams.pop(request_id, None)
 
     def _dispatch(self, step: StepOutput) -> None:
+        if self._on_step is not None:
+            self._on_step(step)
         outputs = {output.request.id: output for output in step.rows}
-        for request_id, (collector, deliver) in list(self._streams.items()):
+        items: list[tuple[_Outlet, Item]] = []
+        for request_id, (collector, outlet) in list(self._streams.items()):
             if request_id not in outputs:
                 collector.wait(step)
                 continue
-            deliver(collector.take(step, outputs[request_id]))
+            items.append((outlet, collector.take(step, outputs[request_id])))
             if collector.completion is not None:
                 del self._streams[request_id]
+        _deliver(items)
+
+
+def _deliver(items: list[tuple[_Outlet, Item]]) -> None:
+    """Hands a step's items over with one wake-up for each event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Outlet, Item]]] = {}
+    for outlet, item in items:
+        by_loop.setdefault(outlet.loop, []).append((outlet, item))
+    for loop, group in by_loop.items():
+        # An event loop that has ended has nobody waiting; the engine serves the others.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_put_all, group)
+
+
+def _put_all(group: list[tuple[_Outlet, Item]]) -> None:
+    for outlet, item in group:
+        outlet.items.put_nowait(item)

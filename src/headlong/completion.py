@@ -84,5 +84,6 @@ class Chunk:
     """The drafts of this step that the target refused."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
+    request_id: str = ""
     completion: Completion | None = None
     """The whole, in the last chunk of its index."""

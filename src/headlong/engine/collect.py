@@ -52,6 +52,7 @@ class Collector:
             rejected=output.rejected,
             logprobs=output.logprobs,
             finish_reason=output.finish_reason,
+            request_id=self.request.id,
             completion=self.completion,
         )
 
