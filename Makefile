@@ -3,7 +3,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: run chat test test-all lint format bench install help clean
+.PHONY: run chat serve browser test test-all lint format bench install help clean
 
 run: $(STAMP)            ## install, then generate from the embedded model, MTP against plain
 	$(BIN)/headlong run --compare "Write a short story about a shy dragon who learns to share."
@@ -11,8 +11,17 @@ run: $(STAMP)            ## install, then generate from the embedded model, MTP 
 chat: $(STAMP)           ## talk to the embedded model, drafted tokens tinted
 	$(BIN)/headlong chat --show-drafts
 
+serve: $(STAMP)          ## the embedded model behind an OpenAI-compatible server, with its page
+	$(BIN)/headlong serve
+
+# The page's tests need a browser; where none can be installed they skip and say so.
+browser:
+	@command -v chromium chromium-browser google-chrome >/dev/null \
+	  || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium) >/dev/null 2>&1 \
+	  || echo "no Chromium here and none could be installed: the page's tests will be skipped"
+
 # After the default tests: the reference ops where native kernels served, and the ops on BLAS paths of other CPUs.
-test: $(STAMP)           ## the default tests: CPU, no network, minutes
+test: $(STAMP) browser   ## the default tests: CPU, no network, minutes
 	$(BIN)/python -m pytest -m "not slow and not gpu"
 	HEADLONG_NATIVE=0 $(BIN)/python -m pytest -m "not slow and not gpu" tests/models tests/state
 	MKL_CBWR=COMPATIBLE $(BIN)/python -m pytest -m "not slow and not gpu" tests/ops

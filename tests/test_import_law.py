@@ -11,6 +11,7 @@ ROOT = Path(headlong.__file__).parent
 MAX_LINES = 450
 
 ORDER = (
+    "version",
     "errors",
     "env",
     "progress",
@@ -142,7 +143,7 @@ def test_files(module):
     [
         ("headlong.ops.x", "def f():\n    from headlong.engine import engine"),
         ("headlong.checkpoint.x", "import headlong.models.config"),
-        ("headlong.text.x", "from headlong.params import SamplingParams"),
+        ("headlong.text.x", "from headlong.config import EngineConfig"),
         ("headlong.state.x", "from ..models import registry"),
         ("headlong.sampling.x", "if True:\n    import headlong.speculate.verify as v"),
         ("headlong.engine.x", "from headlong import LLM"),

@@ -7,6 +7,8 @@ print(LLM().generate("Once upon a time", SamplingParams(max_tokens=64)).text)
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from headlong.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from headlong.async_llm import AsyncLLM
     from headlong.completion import Chunk, Completion, MtpStatus, Stats
@@ -18,10 +20,9 @@ if TYPE_CHECKING:
         RequestError,
     )
     from headlong.llm import LLM
-    from headlong.params import SamplingParams
+    from headlong.params import Grammar, SamplingParams
     from headlong.types import TokenLogprobs
 
-__version__ = "0.1.0"
 __all__ = [
     "LLM",
     "AsyncLLM",
@@ -29,6 +30,7 @@ __all__ = [
     "Chunk",
     "Completion",
     "ConfigError",
+    "Grammar",
     "HeadError",
     "HeadlongError",
     "MtpStatus",
@@ -42,7 +44,7 @@ _HOMES = {
     "async_llm": ("AsyncLLM",),
     "completion": ("Chunk", "Completion", "MtpStatus", "Stats"),
     "llm": ("LLM",),
-    "params": ("SamplingParams",),
+    "params": ("Grammar", "SamplingParams"),
     "types": ("TokenLogprobs",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -11,12 +11,12 @@ import sys
 from collections.abc import Sequence
 
 from headlong import __version__
-from headlong.cli import bench, chat, inspect, models, run
+from headlong.cli import bench, bench_serve, chat, inspect, keys, models, run, serve
 from headlong.cli.options import Parser
 from headlong.errors import HeadlongError
 
 EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 2, 130, 141
-COMMANDS = (run, chat, inspect, models, bench)
+COMMANDS = (run, chat, serve, keys, inspect, models, bench, bench_serve)
 EPILOG = """\
 MODEL is a folder, a Hugging Face repository id such as Qwen/Qwen3.5-0.8B, or nothing for the model that
 comes with Headlong.
@@ -25,6 +25,7 @@ examples:
   headlong run "Write a short story about a shy dragon."
   headlong run --compare Qwen/Qwen3.5-0.8B "Explain tides to a child."
   headlong chat --show-drafts
+  headlong serve --port 8080
   headlong inspect Qwen/Qwen3.5-0.8B
   headlong bench --draft-tokens 0,1,2,3
 """
@@ -73,11 +74,13 @@ def _execute(args: argparse.Namespace | None) -> int:
 def _parse(words: list[str]) -> argparse.Namespace | None:
     """None where help was all that could be given."""
     parser, commands = build_parser()
-    if words and words[0] in commands:
-        # Intermixed, so that `run MODEL --raw PROMPT` finds its prompt; subparsers cannot do that themselves.
-        args = commands[words[0]].parse_intermixed_args(words[1:])
-        args.command = words[0]
-        return args
+    for size in (2, 1):
+        name = " ".join(words[:size])
+        if len(words) >= size and name in commands:
+            # Intermixed, so that `run MODEL --raw PROMPT` finds its prompt; subparsers cannot do that themselves.
+            args = commands[name].parse_intermixed_args(words[size:])
+            args.command = name
+            return args
     parser.parse_args(words)
     parser.print_help()
     return None

@@ -1,0 +1,88 @@
+"""`headlong serve`: flags for every setting of the server, made from the settings themselves. Serves nothing itself."""
+
+import argparse
+from typing import Any
+
+from headlong.cli import options
+from headlong.server.settings import FIELDS, SPECS, Spec
+
+EPILOG = """\
+A flag wins over an environment variable (HEADLONG_PORT for --port), that over config.yml, that over the
+default. Other users of the machine can see keys on a command line: prefer HEADLONG_API_KEY, or hashes in
+config.yml.
+
+examples:
+  headlong serve
+  headlong serve Qwen/Qwen3.5-0.8B --port 8080 --draft-tokens 4
+  headlong serve --config config.yml
+  HEADLONG_API_KEY=$KEY headlong serve --host 0.0.0.0
+"""
+TITLES = {"output": "requests' defaults and limits"}
+METAVARS = {
+    "text": "TEXT",
+    "whole": "N",
+    "number": "X",
+    "depth": "N|auto",
+    "list": "LIST",
+    "keys": "KEYS",
+    "sampling": "JSON",
+}
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "serve",
+        usage="headlong serve [options] [MODEL]",
+        help="serve a model over HTTP, OpenAI-compatible",
+        description="Serves a model over HTTP: OpenAI's and Anthropic's endpoints, and a page at /.",
+        epilog=EPILOG,
+    )
+    options.add_model(parser)
+    parser.add_argument(
+        "--config", metavar="FILE", help="settings in YAML; without it HEADLONG_CONFIG, or none"
+    )
+    groups = {}
+    for name, spec in SPECS.items():
+        if name == "model":
+            continue
+        if spec.group not in groups:
+            groups[spec.group] = parser.add_argument_group(TITLES.get(spec.group, spec.group))
+        _add_flag(groups[spec.group], name, spec)
+    groups["engine"].add_argument(
+        "--speculative-config",
+        metavar="JSON",
+        help='the same as vLLM writes it: {"method": "mtp", "num_speculative_tokens": 3}',
+    )
+    parser.set_defaults(execute=execute)
+
+
+def _add_flag(group: Any, name: str, spec: Spec) -> None:
+    flags = (f"--{name.replace('_', '-')}", *spec.flags)
+    text = spec.help + _default(name)
+    if spec.kind == "switch":
+        group.add_argument(*flags, action=argparse.BooleanOptionalAction, help=text, default=None)
+    elif spec.kind in ("list", "keys"):
+        text = f"{text}; separated by commas, or given again"
+        group.add_argument(*flags, dest=name, action="append", metavar=METAVARS[spec.kind], help=text)
+    else:
+        metavar = "|".join(spec.choices) or METAVARS[spec.kind]
+        group.add_argument(*flags, dest=name, metavar=metavar, help=text)
+
+
+def _default(name: str) -> str:
+    value = FIELDS[name].default
+    if value is True or value is False:
+        return f" (default: {'yes' if value else 'no'})"
+    if isinstance(value, float):
+        return f" (default: {value:g})"
+    return f" (default: {value})" if isinstance(value, (str, int)) else ""
+
+
+def execute(args: argparse.Namespace) -> int:
+    from headlong.server.settings_sources import load
+
+    flags = {name: getattr(args, name) for name in (*SPECS, "speculative_config")}
+    settings = load(flags, args.config)
+    from headlong.server.run import serve
+
+    return serve(settings)

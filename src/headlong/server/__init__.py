@@ -1,0 +1,1 @@
+"""The HTTP server: OpenAI- and Anthropic-compatible endpoints over one or more engines."""

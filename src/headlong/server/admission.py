@@ -1,0 +1,26 @@
+"""The way in, the same for every generating endpoint: lease the model, take a place, make the job, check it."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+from starlette.requests import Request
+
+from headlong.server.generation import Generation, Job
+from headlong.server.model import Model
+from headlong.server.reply import Exchange
+
+
+async def admit(
+    request: Request, model_name: str | None, num_rows: int, make_job: Callable[[Model], Job]
+) -> tuple[Model, Exchange]:
+    """All is let go again if anything on the way raises. `make_job` runs in a worker thread."""
+    server = request.app.state.server
+    async with AsyncExitStack() as stack:
+        admin = request.state.caller.admin
+        model = await stack.enter_async_context(server.pool.lease(model_name, admin=admin))
+        stack.enter_context(server.gate.admit(model, num_rows))
+        job = await asyncio.to_thread(make_job, model)
+        generation = await Generation.prepare(model, job)
+        return model, Exchange(request, job, generation, stack.pop_all())
+    raise AssertionError("the stack swallows nothing")

@@ -1,0 +1,122 @@
+"""The application: which path leads where, who may use it, and what every answer has in common.
+
+`ENDPOINTS` is the table of contents; routes and the OpenAPI description are made from it.
+"""
+
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from headlong.server import models, openapi, prometheus, stats, system, tokens
+from headlong.server.auth import Auth, is_loopback
+from headlong.server.chat import chat_completions
+from headlong.server.completions import completions
+from headlong.server.context import Server
+from headlong.server.endpoint import Endpoint, Handler
+from headlong.server.errors import ApiError
+from headlong.server.gate import Gate
+from headlong.server.guard import Guard
+from headlong.server.messages import count_tokens, messages
+from headlong.server.observer import Observer
+from headlong.server.pool import ModelPool
+from headlong.server.responses import responses
+from headlong.server.schemas.chat import ChatRequest
+from headlong.server.schemas.completions import CompletionRequest, DecodeRequest, EncodeRequest
+from headlong.server.schemas.messages import CountTokensRequest, MessagesRequest
+from headlong.server.schemas.responses import ResponsesRequest
+from headlong.server.settings import Settings
+
+PAGE = Path(__file__).parent / "dashboard"
+
+ENDPOINTS = (
+    Endpoint("POST", "/v1/chat/completions", chat_completions, "user", "OpenAI chat", ChatRequest),
+    Endpoint("POST", "/v1/completions", completions, "user", "OpenAI completions", CompletionRequest),
+    Endpoint("POST", "/v1/responses", responses, "user", "OpenAI responses", ResponsesRequest),
+    Endpoint("POST", "/v1/messages", messages, "user", "Anthropic messages", MessagesRequest),
+    Endpoint(
+        "POST", "/v1/messages/count_tokens", count_tokens, "user", "Tokens of a prompt", CountTokensRequest
+    ),
+    Endpoint("GET", "/v1/models", models.list_models, "user", "Models and what they can do"),
+    Endpoint("GET", "/v1/models/{model:path}", models.show_model, "user", "One model"),
+    Endpoint("GET", "/v1/model", models.current_model, "user", "The model that serves by default"),
+    Endpoint("POST", "/v1/model/load", models.load_model, "admin", "Load a model", models.LoadRequest),
+    Endpoint(
+        "POST", "/v1/model/unload", models.unload_model, "admin", "Unload a model", models.UnloadRequest
+    ),
+    Endpoint("POST", "/v1/token/encode", tokens.encode, "user", "Text to tokens", EncodeRequest),
+    Endpoint("POST", "/v1/token/decode", tokens.decode, "user", "Tokens to text", DecodeRequest),
+    Endpoint("GET", "/v1/stats", stats.stats, "user", "What the server is doing"),
+    Endpoint("GET", "/v1/stats/stream", stats.stats_stream, "user", "The same, twice a second"),
+    Endpoint("GET", "/metrics", prometheus.metrics, "user", "Prometheus metrics"),
+    Endpoint("GET", "/health", system.health, "open", "Whether it serves"),
+    Endpoint("GET", "/version", system.version, "open", "Headlong's version"),
+)
+
+
+def build_app(settings: Settings, pool: ModelPool, auth: Auth) -> Starlette:
+    registry, gate = CollectorRegistry(), Gate(settings.max_queue)
+    prometheus.EngineCollector(pool, registry)
+    routes = [
+        Route(one.path, _with_access(one.handler, one.access), methods=[one.method]) for one in ENDPOINTS
+    ]
+    description = openapi.describe(ENDPOINTS)
+    routes.append(Route("/openapi.json", openapi.serve(description), methods=["GET"]))
+    pages = [Route("/", _page), Mount("/static", StaticFiles(directory=PAGE))] if settings.page else []
+    app = Starlette(
+        routes=[*routes, *pages],
+        middleware=_middleware(settings, auth),
+        exception_handlers={HTTPException: _as_api_error},
+    )
+    app.state.server = Server(settings, pool, auth, gate, Observer(settings, gate, registry), registry)
+    return app
+
+
+def _middleware(settings: Settings, auth: Auth) -> list[Middleware]:
+    layers = []
+    if settings.cors_origins:
+        layers.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(settings.cors_origins),
+                allow_methods=["GET", "POST"],
+                allow_headers=["authorization", "content-type", "x-api-key", "anthropic-version"],
+                expose_headers=["x-request-id"],
+            )
+        )
+    keyless = not auth.has_keys
+    local_only = keyless and is_loopback(settings.host)
+    return [*layers, Middleware(Guard, origins=settings.cors_origins, keyless=keyless, local_only=local_only)]
+
+
+def _with_access(handler: Handler, access: str) -> Handler:
+    """Checks the caller's key before anything of the request is read."""
+
+    async def checked(request: Request) -> Response:
+        if access != "open":
+            request.state.caller = request.app.state.server.auth.check(request.headers)
+        if access == "admin":
+            request.app.state.server.auth.require_admin(request.state.caller)
+        return await handler(request)
+
+    return checked
+
+
+async def _page(_: Request) -> Response:
+    return FileResponse(PAGE / "index.html")
+
+
+async def _as_api_error(_: Request, error: Exception) -> Response:
+    """The router's own refusals, in the form of all others; the guard writes them."""
+    assert isinstance(error, HTTPException)
+    words = {404: "there is nothing at this path", 405: "this path does not take this method"}
+    raise ApiError(
+        error.status_code, words.get(error.status_code, error.detail), headers=dict(error.headers or {})
+    )

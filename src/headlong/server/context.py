@@ -1,0 +1,23 @@
+"""What handlers share: one per application, at `request.app.state.server`."""
+
+import time
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry
+
+from headlong.server.auth import Auth
+from headlong.server.gate import Gate
+from headlong.server.observer import Observer
+from headlong.server.pool import ModelPool
+from headlong.server.settings import Settings
+
+
+@dataclass(frozen=True)
+class Server:
+    settings: Settings
+    pool: ModelPool
+    auth: Auth
+    gate: Gate
+    observer: Observer
+    registry: CollectorRegistry
+    started: float = field(default_factory=time.monotonic)

@@ -1,0 +1,126 @@
+"""What a client is told when a request fails: one status, one sentence, the field it is about.
+
+    HeadlongError
+    └── ApiError       an answer with a status other than 2xx, in OpenAI's or Anthropic's form
+
+Knows no endpoint. Errors of the engine become one of these in `as_api_error`; anything unforeseen becomes a 500
+that says nothing of the inside.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from headlong.errors import CheckpointError, ConfigError, HeadlongError, RequestError
+
+MAX_SHOWN = 200
+"""Characters of a client's own value that are repeated in a message."""
+_SCALARS = ("str", "int", "float", "bool", "dict", "none")
+"""No field is called so; pydantic calls the alternatives of a union so."""
+_FIELD = re.compile(r"[A-Za-z_][\w.\[\]]*")
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class ApiError(HeadlongError):
+    """An answer other than 2xx."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def openai(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def anthropic(self, request_id: str) -> dict[str, Any]:
+        kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}, "request_id": request_id}
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """What to answer to a failure of any kind."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ValidationError):
+        return from_validation(error)
+    if isinstance(error, RequestError):
+        found = _FIELD.match(str(error))
+        too_long = "this engine's context is" in str(error)
+        return ApiError(
+            400,
+            str(error),
+            param=found.group() if found else None,
+            code="context_length_exceeded" if too_long else "invalid_value",
+        )
+    if isinstance(error, ConfigError | CheckpointError):
+        return ApiError(400, str(error), code="model_not_usable")
+    if isinstance(error, HeadlongError):
+        return ApiError(503, str(error), type="server_error", code="engine_unavailable")
+    return ApiError(500, "the server failed on this request; its log says why", type="server_error")
+
+
+def from_validation(error: ValidationError) -> ApiError:
+    """The first fault of a body, with the field's path as clients write it."""
+    details = _most_telling(error.errors(include_url=False, include_context=False))
+    if details["type"] == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON: {details['msg']}", code="invalid_json")
+    param = _path(details["loc"])
+    if details["type"] == "extra_forbidden":
+        return ApiError(
+            400, f"{param}: this field is not supported; remove it", param=param, code="unknown_parameter"
+        )
+    if details["type"] == "missing":
+        return ApiError(400, f"{param}: is missing", param=param, code="missing_required_parameter")
+    given = repr(details.get("input"))
+    shown = given if len(given) <= MAX_SHOWN else f"{given[:MAX_SHOWN]}…"
+    message = f"{param}: {details['msg'].removeprefix('Value error, ')} (given: {shown})"
+    return ApiError(400, message, param=param, code="invalid_value")
+
+
+def _most_telling(errors: list[ErrorDetails]) -> ErrorDetails:
+    """Of the faults a union reports, one for each alternative, the one that got furthest."""
+    return max(
+        errors, key=lambda details: (len(_plain(details["loc"])), details["type"] == "extra_forbidden")
+    )
+
+
+def _plain(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Without the names pydantic gives the alternatives of a union."""
+    return tuple(part for part in loc if isinstance(part, int) or _is_field(part))
+
+
+def _is_field(name: str) -> bool:
+    return name.isidentifier() and name.islower() and name not in _SCALARS
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    text = ""
+    for part in loc if len(loc) == 1 else _plain(loc):
+        shown = str(part) if len(str(part)) <= MAX_SHOWN else f"{str(part)[:MAX_SHOWN]}…"
+        text += f"[{part}]" if isinstance(part, int) else f"{'.' if text else ''}{shown}"
+    return text or "body"

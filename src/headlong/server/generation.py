@@ -1,0 +1,153 @@
+"""One request on its way through the engine, the same for every dialect.
+
+A dialect hands in prompts and sampling; it gets pieces as they come (text split into reasoning, content and tool
+calls) and at the end a `Result`. Knows no wire format. Leaving early, for whatever reason, cancels the rows.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from headlong.completion import Chunk, Completion
+from headlong.params import SamplingParams
+from headlong.server.blocks import Blocks
+from headlong.server.errors import ApiError
+from headlong.server.model import Model
+from headlong.text.output import Content, OutputEvent, OutputParser
+from headlong.types import Request
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every dialect reduces its request to. Choice `i` of prompt `p` is number `p * n + i` of all."""
+
+    id: str
+    endpoint: str
+    prompts: tuple[tuple[int, ...], ...]
+    params: SamplingParams
+    make_parser: Callable[[], OutputParser] | None = None
+    """None: the text is the content."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one step added to one choice."""
+
+    index: int
+    events: tuple[OutputEvent, ...]
+    chunk: Chunk
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass
+class Choice:
+    """What a choice has come to."""
+
+    index: int
+    blocks: Blocks = field(default_factory=Blocks)
+    completion: Completion | None = None
+
+    @property
+    def reasoning(self) -> str:
+        return self.blocks.texts("reasoning")
+
+    @property
+    def content(self) -> str:
+        return self.blocks.texts("text")
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        return [
+            ToolCall(block.call_id, block.name, block.text) for block in self.blocks if block.kind == "call"
+        ]
+
+    @property
+    def done(self) -> Completion:
+        assert self.completion is not None, "asked for before the end"
+        return self.completion
+
+    def take(self, piece: Piece) -> None:
+        self.blocks.take(piece.events)
+        self.completion = piece.chunk.completion
+
+
+@dataclass
+class Result:
+    """All choices of a request, and when what happened, in seconds since it came."""
+
+    choices: list[Choice]
+    num_prompts: int
+    started: float = field(default_factory=time.perf_counter)
+    first_token: float | None = None
+    seconds: float = 0.0
+
+    @property
+    def completions(self) -> list[Completion]:
+        return [choice.done for choice in self.choices]
+
+
+class Generation:
+    """Rows of one job. Iterate `pieces` once; `result` is whole when they have ended."""
+
+    def __init__(
+        self, model: Model, requests: Sequence[list[Request]], parsers: Sequence[OutputParser | None]
+    ) -> None:
+        self.model = model
+        self._requests = [request for group in requests for request in group]
+        self._index_of = {request.id: index for index, request in enumerate(self._requests)}
+        self._parsers = parsers
+        self.result = Result([Choice(index) for index in range(len(parsers))], len(requests))
+
+    @classmethod
+    async def prepare(cls, model: Model, job: Job) -> "Generation":
+        """Checks everything that can be wrong, off the event loop; raises before anything is queued."""
+
+        def make() -> list[list[Request]]:
+            service = model.llm.service
+            groups = [
+                service.requests(prompt, job.params, f"{job.id}/{number}")
+                for number, prompt in enumerate(job.prompts)
+            ]
+            for group in groups:
+                service.engine.check(group[0])
+            return groups
+
+        groups = await asyncio.to_thread(make)
+        num_choices = len(groups) * job.params.n
+        make_parser = job.make_parser or (lambda: None)
+        return cls(model, groups, [make_parser() for _ in range(num_choices)])
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._parsers)
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        result = self.result
+        async with contextlib.aclosing(self.model.llm.run(self._requests)) as chunks:
+            async for chunk in chunks:
+                if result.first_token is None and chunk.token_ids:
+                    result.first_token = time.perf_counter() - result.started
+                index = self._index_of[chunk.request_id]
+                piece = Piece(index, self._parse(index, chunk), chunk)
+                result.choices[index].take(piece)
+                if chunk.finish_reason == "error":
+                    raise ApiError(400, f"the output could not go on: {chunk.completion.stop_reason}")  # type: ignore[union-attr]
+                yield piece
+        result.seconds = time.perf_counter() - result.started
+
+    def _parse(self, index: int, chunk: Chunk) -> tuple[OutputEvent, ...]:
+        parser = self._parsers[index]
+        if parser is None:
+            return (Content(chunk.text),) if chunk.text else ()
+        events = parser.push(chunk.text) if chunk.text else []
+        if chunk.finish_reason is not None:
+            events += parser.finish()
+        return tuple(events)

@@ -1,0 +1,92 @@
+"""The models that may be loaded by name: the embedded one, and what lies under `model_dir`.
+
+Turns names that came over the network into folders, and never into one outside. Knows nothing of engines.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from headlong.checkpoint.source import EMBEDDED_NAME
+from headlong.errors import ConfigError
+
+_PART = r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}"
+_NAME = re.compile(f"{_PART}(?:/{_PART})?")
+_REPOSITORY = re.compile(f"{_PART}/{_PART}")
+MAX_LISTED = 1000
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model's own name, and what loads it: a folder, a repository id, or None for the embedded model."""
+
+    id: str
+    model: str | Path | None
+
+
+EMBEDDED_SOURCE = Source(EMBEDDED_NAME, None)
+
+
+class Library:
+    """A folder of models, one level deep or two (`owner/name`). Looks at the disk every time it is asked."""
+
+    def __init__(self, model_dir: str | None) -> None:
+        self._root = None if model_dir is None else Path(model_dir).expanduser().resolve()
+        if self._root is not None and not self._root.is_dir():
+            raise ConfigError(f"model_dir: {self._root} is no folder; create it or correct the setting")
+
+    def names(self) -> list[str]:
+        """What `find` would find, sorted."""
+        if self._root is None:
+            return []
+        found = []
+        for folder in self._folders():
+            name = folder.relative_to(self._root).as_posix()
+            if self.find(name) is not None:
+                found.append(name)
+        return sorted(found)[:MAX_LISTED]
+
+    def find(self, name: str) -> Path | None:
+        """The folder of a model under the root; None for anything else, wherever a link may lead."""
+        if self._root is None or not _NAME.fullmatch(name):
+            return None
+        try:
+            folder = (self._root / name).resolve(strict=True)
+        except (OSError, RuntimeError):
+            return None
+        inside = folder.is_relative_to(self._root) and folder != self._root
+        return folder if inside and _is_model(folder) else None
+
+    def at_start(self, model: str | None) -> Source:
+        """What the operator asked for; any folder of this machine is allowed."""
+        if model is None or model == EMBEDDED_NAME:
+            return EMBEDDED_SOURCE
+        folder = self.find(model)
+        if folder is not None:
+            return Source(model, folder)
+        path = Path(model).expanduser()
+        return Source(path.resolve().name, path) if path.exists() else Source(model, model)
+
+    def by_name(self, name: str) -> Source | None:
+        """What may be loaded by a name in a request."""
+        if name == EMBEDDED_NAME:
+            return EMBEDDED_SOURCE
+        folder = self.find(name)
+        return None if folder is None else Source(name, folder)
+
+    def by_admin(self, name: str) -> Source | None:
+        """The same, and repositories. A folder that happens to lie where the server was started is none."""
+        found = self.by_name(name)
+        if found is None and _REPOSITORY.fullmatch(name) and not Path(name).exists():
+            return Source(name, name)
+        return found
+
+    def _folders(self) -> list[Path]:
+        assert self._root is not None
+        first = [folder for folder in self._root.iterdir() if folder.is_dir()]
+        second = [inner for folder in first if not _is_model(folder) for inner in folder.iterdir()]
+        return [*first, *second]
+
+
+def _is_model(folder: Path) -> bool:
+    return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))

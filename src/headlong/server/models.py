@@ -1,0 +1,163 @@
+"""`/v1/models` and `/v1/model*`: which models there are, and loading and unloading them.
+
+Callers without an admin key see what serves and nothing of what else is on the disk.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, Field
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from headlong.errors import ConfigError
+from headlong.server.aliases import drafting
+from headlong.server.body import read_json
+from headlong.server.errors import as_api_error
+from headlong.server.pool import Model, ModelPool
+from headlong.server.reply import STREAM_HEADERS, JsonReply, event
+from headlong.server.schemas.base import Strict
+from headlong.server.settings import ENGINE_FIELDS
+
+Count = Annotated[int, Field(ge=0, le=1 << 30)]
+Name = Annotated[str, Field(min_length=1, max_length=512)]
+
+
+class DraftModel(Strict):
+    """tabbyAPI's way to ask for drafting."""
+
+    draft_mode: str | None = None
+    draft_num_tokens: Count | None = None
+
+
+class SpeculativeConfig(Strict):
+    """vLLM's way."""
+
+    method: str | None = None
+    num_speculative_tokens: Count | None = None
+
+
+class LoadRequest(Strict):
+    """A model's name, and engine options that differ from the server's own."""
+
+    model_name: Name = Field(validation_alias=AliasChoices("model_name", "model"))
+    mtp: Literal["auto", "on", "off"] | None = None
+    draft_tokens: Count | Literal["auto"] | None = None
+    max_draft_tokens: Count | None = None
+    device: str | None = Field(default=None, max_length=64)
+    dtype: str | None = Field(default=None, max_length=64)
+    max_rows: Count | None = None
+    max_context: Count | None = Field(
+        default=None, validation_alias=AliasChoices("max_context", "max_seq_len", "max_model_len")
+    )
+    cache_tokens: Count | None = None
+    page_size: Count | None = None
+    chunk_tokens: Count | None = None
+    draft_model: DraftModel | None = None
+    speculative_config: SpeculativeConfig | None = None
+    stream: bool = False
+    """Report progress as server-sent events."""
+
+    def engine(self) -> dict[str, Any]:
+        given = {name: value for name in ENGINE_FIELDS if (value := getattr(self, name)) is not None}
+        for section in ("draft_model", "speculative_config"):
+            part = getattr(self, section)
+            if part is None:
+                continue
+            for name, value in drafting(section, part.model_dump(exclude_none=True), section).items():
+                if given.setdefault(name, value) != value:
+                    raise ConfigError(f"{section} contradicts {name} {given[name]!r}; send one of them")
+        return given
+
+
+class UnloadRequest(Strict):
+    """Without a name, the model that serves by default."""
+
+    model_name: Name | None = Field(default=None, validation_alias=AliasChoices("model_name", "model"))
+
+
+async def list_models(request: Request) -> Response:
+    pool, admin = _pool(request), request.state.caller.admin
+    cards = [card for model in pool.loaded() for card in _cards(model, admin)]
+    if admin:
+        cards += [_unloaded(name) for name in await asyncio.to_thread(pool.available)]
+    return JsonReply({"object": "list", "data": cards})
+
+
+async def show_model(request: Request) -> Response:
+    pool, admin = _pool(request), request.state.caller.admin
+    name = request.path_params["model"]
+    model = pool.find(name)
+    if model is not None:
+        return JsonReply(model.card(admin) | {"id": name})
+    if admin and name in await asyncio.to_thread(pool.available):
+        return JsonReply(_unloaded(name))
+    raise pool.not_found(name)
+
+
+async def current_model(request: Request) -> Response:
+    model = _pool(request).current
+    if model is None:
+        raise _pool(request).not_found(None)
+    return JsonReply(model.card(request.state.caller.admin))
+
+
+async def load_model(request: Request) -> Response:
+    """Answers when the model serves, or tells the progress meanwhile. The load goes on if the client leaves."""
+    body = await read_json(request, LoadRequest)
+    pool, engine = _pool(request), body.engine()
+    if body.stream:
+        events = _progress_events(pool, body.model_name, engine)
+        return StreamingResponse(events, media_type="text/event-stream", headers=STREAM_HEADERS)
+    model = await pool.load(body.model_name, engine)
+    return JsonReply(model.card(admin=True))
+
+
+async def unload_model(request: Request) -> Response:
+    body = await read_json(request, UnloadRequest)
+    model = _pool(request).unload(body.model_name)
+    return JsonReply({"id": model.id, "object": "model", "unloaded": True, "running_requests": model.users})
+
+
+async def _progress_events(pool: ModelPool, name: str, engine: dict[str, Any]) -> AsyncIterator[str]:
+    loop, reports = asyncio.get_running_loop(), asyncio.Queue[tuple[str, int, int] | None]()
+
+    def report(label: str, done: int, total: int) -> None:
+        loop.call_soon_threadsafe(reports.put_nowait, (label, done, total))
+
+    loading = asyncio.create_task(pool.load(name, engine, report))
+    loading.add_done_callback(lambda done: (reports.put_nowait(None), done.cancelled() or done.exception()))
+    told: tuple[str, int] | None = None
+    while (entry := await reports.get()) is not None:
+        label, done, total = entry
+        percent = 100 * done // max(total, 1)
+        if (label, percent) != told:  # there is a report for every tensor
+            told = (label, percent)
+            yield event({"status": "loading", "label": label, "done": done, "total": total})
+    try:
+        model = await loading
+    except Exception as error:
+        yield event(as_api_error(error).openai())
+    else:
+        yield event({"status": "finished", "model": model.card(admin=True)})
+    yield "data: [DONE]\n\n"
+
+
+def _pool(request: Request) -> ModelPool:
+    return request.app.state.server.pool
+
+
+def _cards(model: Model, admin: bool) -> list[dict[str, Any]]:
+    """One for each name; clients look for theirs in the list."""
+    return [model.card(admin) | {"id": name} for name in model.names]
+
+
+def _unloaded(name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "headlong",
+        "headlong": {"loaded": False},
+    }

@@ -1,0 +1,155 @@
+"""Sees every request end: one log line, one entry of the history, its place in the histograms.
+
+Never sees a prompt's text unless the settings ask for it in the log.
+"""
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from starlette.requests import Request
+
+from headlong.completion import Completion
+from headlong.server.errors import ApiError
+from headlong.server.gate import Gate
+from headlong.server.generation import Job, Piece, Result
+from headlong.server.logs import log_request
+from headlong.server.model import Model
+from headlong.server.settings import Settings
+
+HISTORY = 50
+CLIENT_GONE = 499
+_LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+@dataclass
+class Record:
+    """One request from admission to its end."""
+
+    id: str
+    endpoint: str
+    caller: str
+    model: str
+    status: int = 200
+    finish_reason: str | None = None
+    error: str | None = None
+    prompts: list[str] = field(default_factory=list)
+    """Their texts, if the settings want them in the log."""
+    num_tokens: int = 0
+    last_chunk: dict[int, float] = field(default_factory=dict)
+    gaps: list[tuple[float, int]] = field(default_factory=list)
+    """(seconds since the choice's last chunk, tokens in this one)."""
+
+    def saw(self, piece: Piece) -> None:
+        now = time.perf_counter()
+        self.num_tokens += len(piece.chunk.token_ids)
+        before = self.last_chunk.get(piece.index)
+        if before is not None and piece.chunk.token_ids:
+            self.gaps.append((now - before, len(piece.chunk.token_ids)))
+        self.last_chunk[piece.index] = now
+
+    def failed(self, error: ApiError) -> None:
+        self.status, self.finish_reason, self.error = error.status, "error", error.message
+
+    def gone(self) -> None:
+        self.status, self.finish_reason = CLIENT_GONE, "cancelled"
+
+
+class Observer:
+    """Used on the event loop alone."""
+
+    def __init__(self, settings: Settings, gate: Gate, registry: CollectorRegistry) -> None:
+        self.history: deque[dict[str, Any]] = deque(maxlen=HISTORY)
+        self.num_requests = 0
+        self._settings = settings
+        self._gate = gate
+
+        def histogram(name: str, text: str) -> Histogram:
+            return Histogram(f"headlong:{name}", text, ["model_name"], registry=registry, buckets=_LATENCIES)
+
+        self._first = histogram("time_to_first_token_seconds", "From a request's arrival to its first token.")
+        self._between = histogram("inter_token_latency_seconds", "Between two tokens of a choice.")
+        self._whole = histogram("e2e_request_latency_seconds", "From a request's arrival to its end.")
+        self._ended = Counter(
+            "headlong:request_success_total",
+            "Requests that ended, by how.",
+            ["model_name", "finished_reason"],
+            registry=registry,
+        )
+
+    def begin(self, request: Request, job: Job, model: Model) -> Record:
+        record = Record(request.state.id, job.endpoint, request.state.caller.name, model.id)
+        tokenizer = model.llm.service.tokenizer
+        if self._settings.log_prompts and tokenizer is not None:
+            record.prompts = [tokenizer.decode(prompt, skip_special_tokens=False) for prompt in job.prompts]
+        return record
+
+    def finish(self, record: Record, result: Result) -> None:
+        result.seconds = time.perf_counter() - result.started
+        done = [choice.completion for choice in result.choices if choice.completion is not None]
+        if record.finish_reason is None:
+            record.finish_reason = done[0].finish_reason
+        self.num_requests += 1
+        self._gate.took(result.seconds)
+        self._ended.labels(record.model, record.finish_reason).inc()
+        self._whole.labels(record.model).observe(result.seconds)
+        if result.first_token is not None:
+            self._first.labels(record.model).observe(result.first_token)
+        between = self._between.labels(record.model)
+        for gap, tokens in record.gaps:
+            for _ in range(tokens):
+                between.observe(gap / tokens)
+        facts = _facts(record, result, done)
+        self.history.appendleft(facts)
+        log_request(**self._for_log(record, result, facts))
+
+    def _for_log(self, record: Record, result: Result, facts: Mapping[str, Any]) -> dict[str, Any]:
+        names = (
+            "endpoint",
+            "prompt_tokens",
+            "completion_tokens",
+            "ttft_ms",
+            "seconds",
+            "tokens_per_second",
+            "drafted",
+            "accepted",
+            "finish_reason",
+        )
+        fields = {"request_id": record.id, "caller": record.caller, "model": record.model}
+        fields |= {"status": record.status} | {name: facts[name] for name in names}
+        if record.error is not None:
+            fields["error"] = record.error
+        if self._settings.log_prompts:
+            fields["prompt"] = record.prompts
+            fields["output"] = [choice.content for choice in result.choices]
+        return fields
+
+
+def _facts(record: Record, result: Result, done: list[Completion]) -> dict[str, Any]:
+    """What the page's history shows, and the log."""
+    stats = [completion.stats for completion in done]
+    steps = sum(one.steps for one in stats)
+    decode_seconds = max((one.decode_seconds for one in stats), default=0.0)
+    decoded = sum(one.steps * one.tokens_per_step for one in stats)
+    return {
+        "id": record.id,
+        "endpoint": record.endpoint,
+        "finished_at": time.time(),
+        "prompt_tokens": sum(one.prompt_tokens for one in stats[:: max(1, len(stats) // result.num_prompts)]),
+        "completion_tokens": record.num_tokens,
+        "ttft_ms": None if result.first_token is None else round(result.first_token * 1000, 2),
+        "seconds": round(result.seconds, 4),
+        "tokens_per_second": round(decoded / decode_seconds, 2) if decode_seconds else None,
+        "tokens_per_step": round(decoded / steps, 3) if steps else None,
+        "drafted": sum(one.drafted for one in stats),
+        "accepted": sum(one.accepted for one in stats),
+        "acceptance_per_position": [round(share, 3) for share in stats[0].acceptance_per_position]
+        if stats
+        else [],
+        "mtp": any(one.mtp.ran for one in stats),
+        "mtp_reason": stats[0].mtp.reason if stats else None,
+        "finish_reason": record.finish_reason,
+    }

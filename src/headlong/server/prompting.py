@@ -1,0 +1,123 @@
+"""From a chat request to a job: the template rendered, the grammar chosen, the sampling settled.
+
+The other chat dialects translate themselves into a `ChatRequest` and come here too. Runs in a worker thread:
+rendering and tokenizing a long conversation takes a while.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from headlong.errors import RequestError
+from headlong.params import Grammar
+from headlong.server.generation import Job
+from headlong.server.model import Model
+from headlong.server.schemas.base import Sampling
+from headlong.server.schemas.chat import ChatRequest, NamedTool
+from headlong.server.settings import Settings
+from headlong.text.messages import prepare_messages, template_variables
+
+OPENAI_TEMPERATURE = 1.0
+"""OpenAI's default, where neither the checkpoint nor the settings have one."""
+
+
+@dataclass(frozen=True)
+class Prompted:
+    """A rendered prompt."""
+
+    text: str
+    tokens: tuple[int, ...]
+    tools: list[dict[str, Any]] | None
+
+
+def chat_job(model: Model, body: ChatRequest, settings: Settings, job_id: str, endpoint: str) -> Job:
+    prompted = render(model, body)
+    grammar = _grammar(model, body, prompted)
+    params = body.params(
+        sampling_defaults(model, settings),
+        max_tokens=output_tokens(
+            model, settings, len(prompted.tokens), body.max_completion_tokens or body.max_tokens
+        ),
+        logprobs=body.wants_logprobs,
+        grammar=grammar,
+    )
+    check_drafting(model, body)
+    parser = partial(model.format.parser, prompted.text, prompted.tools)
+    return Job(job_id, endpoint, (prompted.tokens,), params, parser)
+
+
+def render(model: Model, body: ChatRequest) -> Prompted:
+    """The conversation as the model's own template writes it."""
+    service = model.llm.service
+    messages = prepare_messages([message.model_dump(exclude_none=True) for message in body.messages])
+    tools = None
+    if body.tools and body.tool_choice != "none":
+        if model.format.tools is None:
+            raise RequestError("tools: this model's chat template has no place for tools; remove them")
+        tools = [tool.model_dump(exclude_none=True) for tool in body.tools]
+    elif body.tool_choice not in (None, "none", "auto"):
+        raise RequestError("tool_choice: there are no tools to choose from; add tools or remove it")
+    variables = template_variables(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        variables = {
+            "enable_thinking": body.reasoning_effort != "none",
+            "reasoning_effort": body.reasoning_effort,
+        } | variables
+    text = service.render_chat(messages, tools=tools, **variables)
+    return Prompted(text, service.encode_rendered(text), tools)
+
+
+def sampling_defaults(model: Model, settings: Settings) -> Mapping[str, Any]:
+    """The settings' over the checkpoint's; OpenAI's temperature where neither has one."""
+    recommended = model.llm.service.recommended_sampling()
+    return {"temperature": OPENAI_TEMPERATURE} | recommended | dict(settings.sampling)
+
+
+def output_tokens(model: Model, settings: Settings, prompt_len: int, wanted: int | None) -> int:
+    """How many tokens may come: what was asked for, or all that the context has left."""
+    left = max(1, model.llm.service.engine.max_len - prompt_len)
+    limit = settings.max_tokens_limit
+    if limit is not None and wanted is not None and wanted > limit:
+        raise RequestError(f"max_tokens: {wanted} is above this server's limit of {limit}")
+    return min(wanted or left, left, limit or left)
+
+
+def sampling_fields(body: Sampling) -> dict[str, str]:
+    """What OpenAI's dialects call the fields of `SamplingParams` that have other names there."""
+    form = "response_format" if body.structured_outputs is None else "structured_outputs"
+    return {"grammar": form, "draft_tokens": "speculative.mtp", "verify": "speculative.verify"}
+
+
+def check_drafting(model: Model, body: Sampling) -> None:
+    """`mtp: "on"` insists."""
+    refusal = model.llm.service.head_refusal
+    if body.speculative is not None and body.speculative.mtp == "on" and refusal is not None:
+        raise RequestError(f"speculative.mtp: 'on', but {refusal}; use 'auto'")
+
+
+def requested_grammar(body: Sampling, response_format: Any) -> Grammar | None:
+    """From `response_format` or `structured_outputs`; both at once contradict each other."""
+    grammar = None if response_format is None else response_format.as_grammar("response_format")
+    if body.structured_outputs is None:
+        return grammar
+    if grammar is not None:
+        raise RequestError("structured_outputs and response_format both ask for a form; remove one")
+    return body.structured_outputs.as_grammar()
+
+
+def _grammar(model: Model, body: ChatRequest, prompted: Prompted) -> Grammar | None:
+    grammar = requested_grammar(body, body.response_format)
+    if prompted.tools is not None:
+        choice = body.tool_choice
+        named = choice.model_dump() if isinstance(choice, NamedTool) else choice or "auto"
+        several = body.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
+        forced = model.format.tool_grammar(prompted.tools, named, parallel=several)
+        if grammar is not None:
+            raise RequestError(
+                "response_format: cannot be combined with tools; set tool_choice to 'none' or remove one of them"
+            )
+        grammar = forced
+    if grammar is None:
+        return None
+    return replace(grammar, after=model.format.end_of_reasoning(prompted.text))

@@ -1,0 +1,43 @@
+"""The table of settings in docs/server.md, made from the settings. `python -m headlong.server.reference` writes it."""
+
+import sys
+from pathlib import Path
+
+from headlong.config import EngineConfig
+from headlong.server.settings import ENGINE_FIELDS, FIELDS, SPECS
+
+BEGIN, END = "<!-- settings -->\n", "<!-- end of settings -->"
+
+
+def table() -> str:
+    lines = ["| setting | default | meaning |", "|---|---|---|"]
+    group = None
+    for name, spec in SPECS.items():
+        if spec.group != group:
+            group = spec.group
+            lines.append(f"| **{group}** | | |")
+        meaning = spec.help
+        if spec.choices:
+            meaning += f"; one of {', '.join(f'`{choice}`' for choice in spec.choices)}"
+        lines.append(f"| `{name}` | {_default(name)} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def _default(name: str) -> str:
+    value = getattr(EngineConfig, name) if name in ENGINE_FIELDS else FIELDS[name].default
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return f"`{value}`" if isinstance(value, str) else str(value) if isinstance(value, int) else ""
+
+
+def main(path: Path) -> None:
+    """Puts the table between its two marks."""
+    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    path.write_text(f"{before}{BEGIN}{table()}{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/server.md"))

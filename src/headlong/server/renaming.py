@@ -1,0 +1,20 @@
+"""Errors about a chat's fields, told with the names that another dialect has for them."""
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+
+from headlong.errors import RequestError
+
+
+@contextlib.contextmanager
+def fields_named(names: Mapping[str, str]) -> Iterator[None]:
+    """`names` maps how a field's path may begin, as a pattern, to what to say instead; the first match counts."""
+    try:
+        yield
+    except RequestError as error:
+        for pattern, name in names.items():
+            told, found = re.subn(rf"\A{pattern}(?![a-z_])", name, str(error))
+            if found:
+                raise RequestError(told) from error
+        raise

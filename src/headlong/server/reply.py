@@ -1,0 +1,180 @@
+"""Answers a request from a generation: all at once, or as a stream of events.
+
+Owns what every answer needs: the time limit, noticing that the client left, freeing everything however it ends,
+and one record of the request. A dialect brings an `Encoder`; nothing here knows a wire format.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from headlong.errors import HeadlongError
+from headlong.server.errors import ApiError, as_api_error
+from headlong.server.generation import Generation, Job, Piece, Result
+from headlong.server.observer import Observer
+
+log = logging.getLogger(__name__)
+STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+Value = TypeVar("Value")
+
+
+class Encoder(Protocol):
+    """One dialect's way to say it. The streaming methods return server-sent events, or nothing."""
+
+    def start(self) -> str: ...
+    def piece(self, piece: Piece) -> str: ...
+    def end(self, result: Result) -> str: ...
+    def error(self, error: ApiError) -> str: ...
+    def whole(self, result: Result) -> dict[str, Any]: ...
+
+
+class ClientGone(Exception):
+    """Nobody is there to answer any more."""
+
+
+def event(data: Any, name: str | None = None) -> str:
+    """One server-sent event."""
+    head = "" if name is None else f"event: {name}\n"
+    return f"{head}data: {dumps(data)}\n\n"
+
+
+def dumps(data: Any) -> str:
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+
+
+class JsonReply(Response):
+    media_type = "application/json"
+
+    def __init__(self, data: Any, status_code: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(dumps(data).encode("utf-8", "replace"), status_code, dict(headers or {}))
+
+
+class Exchange:
+    """A request that was admitted, until the last byte of its answer. `held` is let go at the end."""
+
+    def __init__(
+        self, request: Request, job: Job, generation: Generation, held: contextlib.AsyncExitStack
+    ) -> None:
+        server = request.app.state.server
+        self._request = request
+        self._generation = generation
+        self.job = job
+        self.held = held
+        self._seconds: float = server.settings.request_timeout
+        self._observer: Observer = server.observer
+        self._record = self._observer.begin(request, job, generation.model)
+        request.state.recorded = True
+
+    async def whole(self, encoder: Encoder) -> Response:
+        """The answer in one piece."""
+        async with self.held:
+            with self.recorded():
+                await unless_gone(self._request.receive, self._run(None))
+                return JsonReply(encoder.whole(self._generation.result))
+
+    def stream(self, encoder: Encoder) -> Response:
+        return _EventStream(self, encoder)
+
+    async def send_all(self, send: Send, encoder: Encoder) -> None:
+        """Sends a stream to its end, which may be an error said in the stream's own way."""
+
+        async def write(text: str) -> None:
+            if text:
+                await send(
+                    {"type": "http.response.body", "body": text.encode("utf-8", "replace"), "more_body": True}
+                )
+
+        try:
+            await write(encoder.start())
+            await self._run(lambda piece: write(encoder.piece(piece)))
+            await write(encoder.end(self._generation.result))
+        except Exception as error:
+            self._record.failed(_told(error))
+            await write(encoder.error(_told(error)))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _run(self, write: Callable[[Piece], Awaitable[None]] | None) -> None:
+        try:
+            async with (
+                asyncio.timeout(self._seconds),
+                contextlib.aclosing(self._generation.pieces()) as pieces,
+            ):
+                async for piece in pieces:
+                    self._record.saw(piece)
+                    if write is not None:
+                        await write(piece)
+        except TimeoutError:
+            raise ApiError(
+                504,
+                f"the request took longer than {self._seconds:g} s; ask for fewer tokens, or raise request_timeout",
+                type="timeout_error",
+                code="request_timeout",
+            ) from None
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Whatever happens inside ends in one record."""
+        try:
+            yield
+        except (ClientGone, asyncio.CancelledError):
+            self._record.gone()
+            raise
+        except Exception as error:
+            self._record.failed(_told(error))
+            raise
+        finally:
+            self._observer.finish(self._record, self._generation.result)
+
+
+class _EventStream(Response):
+    """A response whose body is made while it is sent."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, exchange: Exchange, encoder: Encoder) -> None:
+        super().__init__(headers=STREAM_HEADERS)
+        del self.headers["content-length"]
+        self._exchange = exchange
+        self._encoder = encoder
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        exchange = self._exchange
+        async with exchange.held:
+            with contextlib.suppress(ClientGone), exchange.recorded():
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                await unless_gone(receive, exchange.send_all(send, self._encoder))
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Value]) -> Value:
+    """Does `work`, but stops it as soon as the client leaves."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        for one in (task, watch):
+            if not one.done():
+                one.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _told(error: Exception) -> ApiError:
+    told = as_api_error(error)
+    if told.status >= 500 and not isinstance(error, HeadlongError):
+        log.error("a request failed", exc_info=error)
+    return told

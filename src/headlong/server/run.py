@@ -1,0 +1,184 @@
+"""`serve`: from settings to a server that runs until it is told to stop, and then finishes what it has.
+
+Binds first, so that a port in use is known before a model is loaded. A first SIGINT or SIGTERM drains: new requests
+get 503, running ones have `drain_timeout` to end; a second one does not wait.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+
+import uvicorn
+
+from headlong.errors import ConfigError
+from headlong.progress import default_progress
+from headlong.server import logs
+from headlong.server.app import build_app
+from headlong.server.auth import Auth, is_loopback
+from headlong.server.pool import Model, ModelPool
+from headlong.server.protocol import Limits, guarded
+from headlong.server.settings import Settings
+from headlong.server.settings_sources import suspicious_variables
+
+log = logging.getLogger(__name__)
+CLOSING_SECONDS = 2
+"""What connections get to close after the last request has ended."""
+SPARE_FILES = 256
+"""File descriptors for everything but connections."""
+
+
+def serve(settings: Settings) -> int:
+    """Serves until a signal; the exit code."""
+    logs.setup(level=settings.log_level, format=settings.log_format, prompts=settings.log_prompts)
+    for sentence in suspicious_variables():
+        log.warning(sentence)
+    with bind(settings) as listener:
+        exposed = not is_loopback(listener.getsockname()[0])
+        auth = Auth(settings.api_keys, settings.admin_keys, exposed)
+        _warn_if_open(settings, auth, exposed)
+        _allow_connections(settings.max_connections)
+        asyncio.run(_run(settings, auth, listener))
+    return 0
+
+
+async def _run(settings: Settings, auth: Auth, listener: socket.socket) -> None:
+    pool = ModelPool(settings)
+    model = await pool.start(default_progress())
+    app = build_app(settings, pool, auth)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http=guarded(Limits.of(settings)),
+            ws="none",
+            lifespan="off",
+            loop="asyncio",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=settings.keep_alive,  # type: ignore[arg-type]  # passed on to the loop's clock
+            timeout_graceful_shutdown=CLOSING_SECONDS,
+        )
+    )
+    with _signals() as stop:
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.01)
+        if serving.done():
+            await serving
+        print(announcement(listener, model), flush=True)
+        await _first(stop.get(), serving)
+        app.state.server.gate.draining = True
+        log.info("draining; a second signal ends it at once")
+        await _first(pool.idle(), stop.get(), serving, seconds=settings.drain_timeout)
+        # Whatever still runs ends here, with an error its client can read.
+        await pool.close()
+        server.should_exit = True
+        await serving
+
+
+def announcement(listener: socket.socket, model: Model) -> str:
+    """One line: where, what, and what drafting does."""
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    service = model.llm.service
+    if service.head_refusal is not None:
+        drafting = f"MTP off: {service.head_refusal}"
+    elif not service.engine.drafts:
+        drafting = "MTP off unless a request asks for it: draft_tokens is 0"
+    else:
+        drafting = (
+            f"MTP on: up to {service.engine.drafts} drafts per step, at most {service.engine.max_drafts}"
+        )
+    return f"headlong serves {model.id} at http://{shown}:{port} · {drafting}"
+
+
+def bind(settings: Settings) -> socket.socket:
+    """A socket at the address, not listening yet."""
+    try:
+        found = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"host: {settings.host!r} is no address of this machine ({error})") from None
+    # A name may stand for both kinds of address; clients try IPv4 in any case.
+    family, *_, address = min(found, key=lambda one: one[0] != socket.AF_INET)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"port: {settings.port} on {settings.host} cannot be used ({error.strerror}); choose another with "
+            "--port, or 0 for a free one"
+        ) from None
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, which leaves the signals to us."""
+
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _signals() -> "Iterator[asyncio.Queue[int]]":
+    """SIGINT and SIGTERM as they come, instead of what they usually do."""
+    loop, seen = asyncio.get_running_loop(), asyncio.Queue[int]()
+    names = (signal.SIGINT, signal.SIGTERM)
+    before = {
+        name: signal.signal(name, lambda number, _: loop.call_soon_threadsafe(seen.put_nowait, number))
+        for name in names
+    }
+    try:
+        yield seen
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+async def _first(*things: object, seconds: float | None = None) -> None:
+    """Waits until one of them has happened; the server's own task is left running."""
+    tasks = [asyncio.ensure_future(thing) for thing in things]  # type: ignore[arg-type]
+    await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for thing, task in zip(things, tasks, strict=True):
+        if task is not thing:
+            task.cancel()
+
+
+def _warn_if_open(settings: Settings, auth: Auth, exposed: bool) -> None:
+    if exposed and not settings.api_keys:
+        log.warning(
+            "%s is not loopback and there is no API key: everybody who reaches this port can use the model; "
+            "set api_keys (`headlong keys` makes one) or host 127.0.0.1",
+            settings.host,
+        )
+    if exposed and not auth.has_keys:
+        log.warning("admin endpoints are off: they need admin_keys on a server that others can reach")
+    if "*" in settings.cors_origins and not settings.api_keys:
+        log.warning(
+            "cors_origins is * and there is no API key: every web page its visitors open can use the model"
+        )
+
+
+def _allow_connections(count: int) -> None:
+    """Raises this process's own limit on open files where it would stop connections before ours does."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + SPARE_FILES
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < wanted:
+        log.warning(
+            "max_connections is %d, but this process may open %d files only; see `ulimit -n`", count, allowed
+        )

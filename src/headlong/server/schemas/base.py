@@ -1,0 +1,181 @@
+"""What the request bodies of all endpoints share: strictness, sampling fields, drafting, output forms.
+
+Schemas check types and names; ranges that the engine knows are checked by `SamplingParams`, once. Fields that
+other servers know and this one does not are refused, by name.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from headlong.errors import RequestError
+from headlong.params import Grammar, SamplingParams
+
+MAX_STOPS, MAX_STOP_CHARS = 16, 1000
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+TokenId = Annotated[int, Field(ge=0, le=2**31)]
+SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+
+
+class Strict(BaseModel):
+    """No unknown fields, no conversions, no NaN."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Speculative(Strict):
+    """Drafting for one request."""
+
+    mtp: Literal["auto", "on", "off"] | Annotated[int, Field(ge=0, le=64)] = "auto"
+    """`auto`: the server's depth; `on`: refuse if this model cannot draft; K: this depth; `off` or 0: plain."""
+    verify: Literal["coupled", "ratio", "block"] = "coupled"
+    trace: bool = False
+    """Chunks say which tokens were drafted and which drafts were refused."""
+
+    @property
+    def draft_tokens(self) -> int | None:
+        if isinstance(self.mtp, int):
+            return self.mtp
+        return 0 if self.mtp == "off" else None
+
+
+class JsonSchema(Strict):
+    """OpenAI's wrapper around a schema. Output always follows the schema, strict or not."""
+
+    name: str = Field(default="output", max_length=64)
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """The form of the output. `regex` and `grammar` go beyond OpenAI's."""
+
+    type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
+    json_schema: JsonSchema | None = None
+    pattern: str | None = None
+    grammar: str | None = None
+    syntax: Literal["lark", "gbnf"] = "lark"
+
+    def as_grammar(self, field: str) -> Grammar | None:
+        given = {name for name in ("json_schema", "pattern", "grammar") if getattr(self, name) is not None}
+        wanted = {"json_schema": "json_schema", "regex": "pattern", "grammar": "grammar"}.get(self.type)
+        if wanted is not None and wanted not in given:
+            raise RequestError(f"{field}.{wanted} is missing; type {self.type!r} needs it")
+        for name in given - {wanted}:
+            raise RequestError(f"{field}.{name} does not go with type {self.type!r}; remove one of them")
+        match self.type:
+            case "text":
+                return None
+            case "json_object":
+                return Grammar("json_object")
+            case "json_schema":
+                assert self.json_schema is not None
+                if self.json_schema.schema_ is None:
+                    raise RequestError(f"{field}.json_schema.schema is missing")
+                return Grammar("json_schema", json.dumps(self.json_schema.schema_))
+            case "regex":
+                return Grammar("regex", self.pattern or "")
+            case "grammar":
+                return Grammar(self.syntax, self.grammar or "")
+
+
+class StructuredOutputs(Strict):
+    """vLLM's way to say the same. One of them."""
+
+    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+    def as_grammar(self) -> Grammar:
+        schema = self.json_ if isinstance(self.json_, str | None) else json.dumps(self.json_)
+        forms = {
+            "json": None if schema is None else Grammar("json_schema", schema),
+            "regex": None if self.regex is None else Grammar("regex", self.regex),
+            "choice": None if self.choice is None else Grammar("choice", json.dumps(self.choice)),
+            "grammar": None if self.grammar is None else Grammar("lark", self.grammar),
+            "json_object": Grammar("json_object") if self.json_object else None,
+        }
+        given = [form for form in forms.values() if form is not None]
+        if len(given) != 1:
+            raise RequestError(f"structured_outputs must have exactly one of {', '.join(forms)}")
+        return given[0]
+
+
+class Sampling(Strict):
+    """Sampling fields that OpenAI's endpoints and vLLM's extensions have in common."""
+
+    temperature: float | None = Field(default=None, ge=0, le=100)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, le=2**31)
+    """-1 or 0 keeps all."""
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    presence_penalty: float | None = Field(default=None, ge=-100, le=100)
+    frequency_penalty: float | None = Field(default=None, ge=-100, le=100)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=100)
+    seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
+    """Leave it out for a new one each time."""
+    logit_bias: dict[str, float] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: list[TokenId] | None = Field(default=None, max_length=64)
+    bad_token_ids: list[TokenId] | None = None
+    min_tokens: int | None = Field(default=None, ge=0, le=2**31)
+    ignore_eos: bool | None = None
+    n: int | None = Field(default=None, ge=1, le=128)
+    speculative: Speculative | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    def params(
+        self,
+        defaults: Mapping[str, Any],
+        *,
+        max_tokens: int,
+        logprobs: int | None,
+        grammar: Grammar | None,
+    ) -> SamplingParams:
+        """As the engine has it; what the request leaves open is taken from `defaults`."""
+        given = {name: getattr(self, name) for name in SAMPLING_FIELDS if getattr(self, name) is not None}
+        if given.get("top_k") == -1:
+            given["top_k"] = 0
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        speculative = self.speculative or Speculative()
+        return SamplingParams(
+            **(dict(defaults) | given),
+            max_tokens=max_tokens,
+            seed=self.seed,
+            logit_bias=_token_bias(self.logit_bias or {}),
+            stop=tuple(stops),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            bad_token_ids=tuple(self.bad_token_ids or ()),
+            min_tokens=self.min_tokens or 0,
+            ignore_eos=bool(self.ignore_eos),
+            n=self.n or 1,
+            logprobs=logprobs,
+            draft_tokens=speculative.draft_tokens,
+            verify=speculative.verify,
+            grammar=grammar,
+        )
+
+
+class StreamOptions(Strict):
+    include_usage: bool = False
+    include_obfuscation: Literal[False] | None = None
+
+
+def _token_bias(bias: dict[str, float]) -> dict[int, float]:
+    for token in bias:
+        if not token.isascii() or not token.isdecimal() or len(token) > 10:
+            raise RequestError(f"logit_bias: {token[:40]!r} is not a token id; keys are ids as digits")
+    return {int(token): value for token, value in bias.items()}

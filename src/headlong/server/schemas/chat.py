@@ -1,0 +1,101 @@
+"""The body of `/v1/chat/completions`. Knows the wire, not the engine."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from headlong.server.schemas.base import ResponseFormat, Sampling, StreamOptions, Strict
+
+MAX_TOOLS = 128
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class Part(Strict):
+    """A part of a message's content. Parts other than text are refused by name, later, with a reason."""
+
+    type: Literal["text", "image_url", "input_audio", "file", "refusal", "input_text", "output_text"]
+    text: str | None = None
+    refusal: str | None = None
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+
+
+class CalledFunction(Strict):
+    name: FunctionName
+    arguments: str | dict[str, Any]
+
+
+class ToolCall(Strict):
+    id: str = Field(default="", max_length=256)
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+
+class Message(Strict):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = Field(default=None, max_length=MAX_TOOLS)
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    """What the assistant thought in an earlier turn; whether it is shown again is the template's affair."""
+    reasoning: str | None = None
+    refusal: str | None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class Function(Strict):
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Strict):
+    name: str
+
+
+class NamedTool(Strict):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatRequest(Sampling):
+    """OpenAI's chat completion, with the extensions that users of other servers know."""
+
+    messages: list[Message] = Field(min_length=1, max_length=10_000)
+    model: str | None = Field(default=None, max_length=512)
+    max_tokens: int | None = Field(default=None, ge=1, le=2**31)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    tools: list[Tool] | None = Field(default=None, max_length=MAX_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    """`none` turns thinking off; the others turn it on, and templates that know efforts read them."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    # What follows changes no output, by OpenAI's own definition.
+    user: str | None = Field(default=None, max_length=512)
+    safety_identifier: str | None = Field(default=None, max_length=512)
+    prompt_cache_key: str | None = Field(default=None, max_length=512)
+    metadata: dict[str, str] | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    modalities: list[Literal["text"]] | None = None
+
+    @property
+    def wants_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None

@@ -1,0 +1,46 @@
+"""The body of `/v1/completions`, and of the two token endpoints."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from headlong.server.schemas.base import ResponseFormat, Sampling, StreamOptions, Strict, TokenId
+
+MAX_PROMPTS = 128
+Ids = Annotated[list[TokenId], Field(min_length=1)]
+
+
+class CompletionRequest(Sampling):
+    """OpenAI's older endpoint: a text or token ids, continued."""
+
+    prompt: str | Ids | Annotated[list[str | Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
+    model: str | None = Field(default=None, max_length=512)
+    max_tokens: int | None = Field(default=None, ge=1, le=2**31)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    echo: bool | None = None
+    best_of: int | None = Field(default=None, ge=1, le=128)
+    response_format: ResponseFormat | None = None
+    user: str | None = Field(default=None, max_length=512)
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]  # type: ignore[list-item]
+        return self.prompt  # type: ignore[return-value]
+
+
+class EncodeRequest(Strict):
+    text: str
+    model: str | None = Field(default=None, max_length=512)
+    add_special_tokens: bool = True
+    """Those the tokenizer puts around a text; ones written out in it are read either way."""
+
+
+class DecodeRequest(Strict):
+    tokens: list[TokenId] = Field(max_length=1 << 20)
+    model: str | None = Field(default=None, max_length=512)
+    skip_special_tokens: bool = False

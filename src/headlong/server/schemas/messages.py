@@ -1,0 +1,163 @@
+"""The bodies of `/v1/messages` and `/v1/messages/count_tokens`. Knows the wire, not the engine."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, Tag
+
+from headlong.server.schemas.base import MAX_STOPS, Speculative, Stop, Strict
+from headlong.server.schemas.chat import MAX_TOOLS, FunctionName
+from headlong.server.schemas.variants import by_type, refused
+
+MIN_BUDGET = 1024
+"""Anthropic's."""
+ToolUseId = Annotated[str, Field(max_length=256)]
+
+
+class CacheControl(Strict):
+    """A hint that changes no output."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class TextBlock(Strict):
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = None
+    citations: Annotated[None, refused("this server reads no documents to cite; leave it out")] = None
+
+
+class ThinkingBlock(Strict):
+    """What the assistant thought in an earlier turn. Whatever signature it came with is taken."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class ToolUseBlock(Strict):
+    type: Literal["tool_use"]
+    id: ToolUseId
+    name: FunctionName
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+
+
+ONLY_TEXT = "must be a text block; this server reads text alone"
+ResultBlock = Annotated[Annotated[TextBlock, Tag("TextBlock")], by_type({"text": "TextBlock"}, ONLY_TEXT)]
+
+
+class ToolResultBlock(Strict):
+    type: Literal["tool_result"]
+    tool_use_id: ToolUseId
+    content: str | list[ResultBlock] | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+
+
+Block = Annotated[
+    Annotated[TextBlock, Tag("TextBlock")]
+    | Annotated[ThinkingBlock, Tag("ThinkingBlock")]
+    | Annotated[ToolUseBlock, Tag("ToolUseBlock")]
+    | Annotated[ToolResultBlock, Tag("ToolResultBlock")],
+    by_type(
+        {
+            "text": "TextBlock",
+            "thinking": "ThinkingBlock",
+            "tool_use": "ToolUseBlock",
+            "tool_result": "ToolResultBlock",
+        },
+        "must be a text, thinking, tool_use or tool_result block; this server reads text alone",
+    ),
+]
+
+
+class InputMessage(Strict):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class OwnTool(Strict):
+    type: Literal["custom"] | None = None
+    name: FunctionName
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+    eager_input_streaming: bool | None = None
+    """Arguments always stream as they come."""
+
+
+Tool = Annotated[
+    Annotated[OwnTool, Tag("OwnTool")],
+    by_type(
+        {"custom": "OwnTool"},
+        "must be a tool of your own; this server has no built-in tools, remove it",
+        default="custom",
+    ),
+]
+
+
+class ToolChoice(Strict):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Strict):
+    """The budget is what it is in Anthropic's words: a target, not a limit. Templates that know budgets are told;
+    `max_tokens` bounds thinking and answer together."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(default=None, ge=MIN_BUDGET, le=2**31)
+    display: Annotated[
+        Literal["summarized"] | None,
+        refused("thinking is returned in full; leave it out or send 'summarized'", "summarized"),
+    ] = None
+
+
+class OutputFormat(Strict):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Strict):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    """For templates that know efforts."""
+    format: OutputFormat | None = None
+
+
+class Metadata(Strict):
+    user_id: str | None = Field(default=None, max_length=512)
+
+
+class CountTokensRequest(Strict):
+    """A prompt, without how to go on from it."""
+
+    messages: list[InputMessage] = Field(min_length=1, max_length=10_000)
+    model: str | None = Field(default=None, max_length=512)
+    system: str | list[ResultBlock] | None = None
+    tools: list[Tool] | None = Field(default=None, max_length=MAX_TOOLS)
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    """Without it the template is asked not to think, as Anthropic's models do not."""
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class MessagesRequest(CountTokensRequest):
+    """Anthropic's message, with a few extensions."""
+
+    max_tokens: int = Field(ge=1, le=2**31)
+    stop_sequences: list[Stop] | None = Field(default=None, max_length=MAX_STOPS)
+    temperature: float | None = Field(default=None, ge=0, le=100)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0, le=2**31)
+    stream: bool | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    # Not Anthropic's.
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
+    speculative: Speculative | None = None

@@ -1,0 +1,200 @@
+"""Where settings come from: flags, environment, config.yml, and which of them wins.
+
+A flag wins over an environment variable, that over config.yml, that over the default; each setting on its own. Every
+error names the place the value came from. Knows no setting by name but for the aliases.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headlong import env
+from headlong.errors import ConfigError
+from headlong.server import keys
+from headlong.server.aliases import DRAFTING, TABBY_SECTIONS, drafting, unknown
+from headlong.server.settings import ENGINE_FIELDS, SPECS, Settings, check, deepened
+
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_PLAIN_KEYS = {"HEADLONG_API_KEY": "api_keys", "HEADLONG_ADMIN_KEY": "admin_keys"}
+_SPECULATIVE = "speculative_config"
+
+
+@dataclass(frozen=True)
+class Given:
+    """A checked value and the place it came from."""
+
+    value: Any
+    origin: str
+
+
+def load(flags: Mapping[str, Any], config: str | None = None) -> Settings:
+    """The settings of a server. `flags` maps fields (and `speculative_config`) to texts, lists of texts, booleans
+    or None for those not given; `config` is the path of config.yml."""
+    path = config or env.config_file()
+    layers = [from_file(Path(path).expanduser())] if path else []
+    layers += [from_environment(env.settings_given()), from_flags(flags)]
+    given: dict[str, Given] = {}
+    for layer in layers:
+        given |= layer
+    _check_engine(given)
+    return Settings(**{name: one.value for name, one in given.items()})
+
+
+def from_flags(flags: Mapping[str, Any]) -> dict[str, Given]:
+    layer = _Layer()
+    for name, value in flags.items():
+        if value is None:
+            continue
+        origin = "MODEL" if name == "model" else f"--{name.replace('_', '-')}"
+        if name == _SPECULATIVE:
+            layer.add_drafting(name, _json(value, origin), origin)
+        else:
+            layer.add(name, _parse(name, value, origin), origin)
+    return layer.given
+
+
+def from_environment(variables: Mapping[str, str]) -> dict[str, Given]:
+    """Unknown variables are left alone: `suspicious_variables` tells of them."""
+    layer = _Layer()
+    for variable, text in variables.items():
+        origin = f"environment variable {variable}"
+        name = _PLAIN_KEYS.get(variable, variable.removeprefix(env.PREFIX).lower())
+        if name not in SPECS and name != _SPECULATIVE:
+            continue
+        if not text.strip():
+            raise ConfigError(f"{origin} is empty; give it a value or unset it")
+        if name == _SPECULATIVE:
+            layer.add_drafting(name, _json(text, origin), origin)
+        else:
+            layer.add(name, _parse(name, text, origin), origin)
+    return layer.given
+
+
+def suspicious_variables() -> list[str]:
+    """One sentence for each HEADLONG_ variable that means nothing."""
+    known = [f"{env.PREFIX}{name.upper()}" for name in (*SPECS, _SPECULATIVE)]
+    known += [*_PLAIN_KEYS, "HEADLONG_NATIVE", "HEADLONG_CONFIG"]
+    return [
+        f"environment variable {name} has no meaning: {unknown(name, known)}"
+        for name in env.settings_given()
+        if name not in known
+    ]
+
+
+def from_file(path: Path) -> dict[str, Given]:
+    from headlong.server import config_file
+
+    layer = _Layer()
+    for key, value in config_file.read(path).items():
+        origin = f"{path}: {key}"
+        if key in DRAFTING:
+            layer.add_drafting(key, value, origin)
+        elif key in TABBY_SECTIONS and isinstance(value, dict):
+            names = TABBY_SECTIONS[key]
+            for inner, part in value.items():
+                if inner not in names:
+                    raise ConfigError(f"{origin}: {unknown(inner, names)}")
+                layer.add_from_file(names[inner], part, f"{origin}.{inner}")
+        elif key in SPECS:
+            layer.add_from_file(key, value, origin)
+        else:
+            raise ConfigError(f"{path}: {unknown(key, (*SPECS, *DRAFTING, *TABBY_SECTIONS))}")
+    return layer.given
+
+
+class _Layer:
+    """What one source says. Saying a thing twice is fine, contradicting oneself is not."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, Given] = {}
+
+    def add(self, name: str, value: Any, origin: str) -> None:
+        value = check(name, value, origin)
+        before = self.given.get(name)
+        if before is not None and before.value != value:
+            raise ConfigError(f"{origin} contradicts {before.origin}: both set {name}; keep one of them")
+        self.given[name] = Given(value, origin)
+
+    def add_from_file(self, name: str, value: Any, origin: str) -> None:
+        """A key without a value is as good as no key, unless somebody might rely on its protection."""
+        if value is None and SPECS[name].kind == "keys":
+            raise ConfigError(f"{origin} is empty; list hashes made by `headlong keys`, or remove the line")
+        if value is not None:
+            self.add(name, value, origin)
+
+    def add_drafting(self, section: str, content: Any, origin: str) -> None:
+        for name, value in drafting(section, content, origin).items():
+            self.add(name, value, origin)
+
+
+def _parse(name: str, value: Any, origin: str) -> Any:
+    """A text of a flag or a variable as the kind its setting has; `check` looks at ranges afterwards."""
+    if isinstance(value, bool):
+        return value
+    match SPECS[name].kind:
+        case "whole":
+            return _convert(int, value, origin, "a whole number")
+        case "number":
+            return _convert(float, value, origin, "a number")
+        case "depth":
+            return value if value == "auto" else _convert(int, value, origin, "a whole number or auto")
+        case "switch":
+            if value.lower() not in _TRUE + _FALSE:
+                raise ConfigError(f"{origin} must be true or false, not {value!r}")
+            return value.lower() in _TRUE
+        case "list":
+            return _items(value)
+        case "keys":
+            return [_hashed(item, origin) for item in _items(value)]
+        case "sampling":
+            return _json(value, origin)
+        case _:
+            return value
+
+
+def _convert(kind: Callable[[str], Any], text: str, origin: str, wanted: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise ConfigError(f"{origin} must be {wanted}, not {text[:80]!r}") from None
+
+
+def _items(value: str | list[str]) -> list[str]:
+    """Separated by commas, in one text or several."""
+    texts = [value] if isinstance(value, str) else value
+    return [item.strip() for text in texts for item in text.split(",")]
+
+
+def _hashed(key: str, origin: str) -> str:
+    if keys.is_hash(key):
+        return key
+    if not keys.is_usable(key):
+        raise ConfigError(
+            f"{origin} must hold keys of {keys.MIN_LENGTH} to {keys.MAX_LENGTH} visible ASCII characters; "
+            "`headlong keys` makes one"
+        )
+    return keys.hash_key(key)
+
+
+def _json(text: str, origin: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{origin} must be a JSON object, not {text[:80]!r}") from None
+
+
+def _check_engine(given: Mapping[str, Given]) -> None:
+    """Ranges are the engine's own; its errors begin with the field, which tells where it was set."""
+    engine = {name: given[name].value for name in ENGINE_FIELDS if name in given}
+    if not engine:
+        return
+    from headlong.config import EngineConfig
+
+    try:
+        EngineConfig(**deepened(engine))
+    except ConfigError as error:
+        culprit = str(error).split()[0]
+        origin = f"{given[culprit].origin}: " if culprit in given else ""
+        raise ConfigError(f"{origin}{error}") from None

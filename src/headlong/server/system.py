@@ -1,0 +1,23 @@
+"""`/health` and `/version`: for those who watch the server."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headlong.server.reply import JsonReply
+from headlong.version import __version__
+
+
+async def health(request: Request) -> Response:
+    """200 while requests are served; 503 with the reason once they are not."""
+    server = request.app.state.server
+    model = server.pool.current
+    failure = None if model is None else model.llm.failure
+    if server.gate.draining:
+        return JsonReply({"status": "draining"}, 503)
+    if failure is not None:
+        return JsonReply({"status": "error", "reason": failure}, 503)
+    return JsonReply({"status": "ok", "model": None if model is None else model.id})
+
+
+async def version(_: Request) -> Response:
+    return JsonReply({"version": __version__})

@@ -1,0 +1,177 @@
+"""Tool calls and reasoning over the wire. The embedded weights know neither, so calls are forced by `tool_choice`,
+which is the harder half: the grammar, the drafts and the parser must agree."""
+
+import json
+
+import openai
+import pytest
+
+ASK = {
+    "messages": [{"role": "user", "content": "What is the weather in Rome?"}],
+    "seed": 3,
+    "temperature": 0.9,
+}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 20},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+                "unit": {"type": "string", "enum": ["C", "F"]},
+            },
+            "required": ["city", "days", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}
+TIME = {
+    "type": "function",
+    "function": {
+        "name": "get_time",
+        "parameters": {"type": "object", "properties": {}, "additionalProperties": False},
+    },
+}
+NO_THOUGHT = {"chat_template_kwargs": {"enable_thinking": False}}
+
+
+@pytest.fixture(params=["qwen3_coder", "hermes"])
+def caller(request):
+    """(client, model) of a server with that tool format."""
+    name = {"qwen3_coder": "tool_client", "hermes": "hermes_client"}[request.param]
+    client = request.getfixturevalue(name)
+    return client, client.models.list().data[0].id
+
+
+def streamed(chunks):
+    """The calls a stream builds up, and its finish reason."""
+    calls, reason, deltas = {}, None, 0
+    for chunk in chunks:
+        for choice in chunk.choices:
+            reason = choice.finish_reason or reason
+            for call in choice.delta.tool_calls or []:
+                known = calls.setdefault(call.index, {"name": "", "arguments": "", "id": ""})
+                known["name"] += call.function.name or ""
+                known["id"] += call.id or ""
+                known["arguments"] += call.function.arguments or ""
+                deltas += bool(call.function.arguments)
+    return calls, reason, deltas
+
+
+class TestForcedCalls:
+    @pytest.mark.parametrize("mtp", ["off", 3, 8])
+    def test_named(self, caller, mtp):
+        client, model = caller
+        answer = client.chat.completions.create(
+            **ASK,
+            model=model,
+            tools=[WEATHER, TIME],
+            tool_choice={"type": "function", "function": {"name": "get_weather"}},
+            parallel_tool_calls=False,
+            max_tokens=300,
+            extra_body=NO_THOUGHT | {"speculative": {"mtp": mtp}},
+        )
+        choice = answer.choices[0]
+        assert choice.finish_reason == "tool_calls"
+        calls = choice.message.tool_calls
+        assert [call.function.name for call in calls] == ["get_weather"]
+        for call in calls:
+            data = json.loads(call.function.arguments)
+            assert set(data) == {"city", "days", "unit"}
+            assert isinstance(data["city"], str) and 1 <= data["days"] <= 9 and data["unit"] in ("C", "F")
+
+    def test_streamed_equals_whole(self, caller):
+        client, model = caller
+        given = ASK | {
+            "model": model,
+            "tools": [WEATHER, TIME],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+            "max_tokens": 300,
+        }
+        whole = client.chat.completions.create(**given, extra_body=NO_THOUGHT).choices[0].message
+        chunks = client.chat.completions.create(**given, extra_body=NO_THOUGHT, stream=True)
+        calls, reason, deltas = streamed(chunks)
+        assert reason == "tool_calls" and len(calls) == len(whole.tool_calls) == 1
+        assert calls[0]["name"] == whole.tool_calls[0].function.name
+        assert calls[0]["arguments"] == whole.tool_calls[0].function.arguments
+        json.loads(calls[0]["arguments"])
+        if calls[0]["name"] == "get_weather":
+            assert deltas > 1, "arguments should come in parts"
+
+    def test_round_trip(self, caller):
+        """A call and its result go back into the conversation."""
+        client, model = caller
+        call = {
+            "id": "call_1",
+            "type": "function",
+            "function": {"name": "get_weather", "arguments": '{"city":"Rome"}'},
+        }
+        messages = [
+            *ASK["messages"],
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "18 degrees"},
+        ]
+        answer = client.chat.completions.create(
+            model=model, messages=messages, tools=[WEATHER], max_tokens=8, extra_body=NO_THOUGHT
+        )
+        assert answer.usage.completion_tokens >= 1
+
+    def test_none(self, caller):
+        client, model = caller
+        answer = client.chat.completions.create(
+            **ASK, model=model, tools=[WEATHER], tool_choice="none", max_tokens=20, extra_body=NO_THOUGHT
+        )
+        assert answer.choices[0].message.tool_calls is None
+
+    @pytest.mark.parametrize(
+        ("extra", "param"),
+        [
+            ({"tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice"),
+            ({"tools": [{"type": "function", "function": {"name": "bad name"}}]}, "tools[0].function.name"),
+            ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+            ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
+        ],
+    )
+    def test_refusals(self, caller, extra, param):
+        client, model = caller
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(**ASK, model=model, extra_body={"tools": [WEATHER]} | extra)
+        assert param in f"{caught.value.body['param']} {caught.value.body['message']}"
+
+
+class TestReasoning:
+    def test_split_and_counted(self, tool_client):
+        """Qwen3.5's template opens `<think>` itself; the weights never close it, so all of it is reasoning."""
+        model = tool_client.models.list().data[0].id
+        given = ASK | {"model": model, "max_tokens": 40}
+        answer = tool_client.chat.completions.create(**given)
+        message = answer.choices[0].message
+        assert message.reasoning_content and not message.content
+        assert answer.usage.completion_tokens_details.reasoning_tokens == answer.usage.completion_tokens
+        off = tool_client.chat.completions.create(**given, extra_body=NO_THOUGHT)
+        assert off.choices[0].message.content
+        assert getattr(off.choices[0].message, "reasoning_content", None) is None
+        effort = tool_client.chat.completions.create(**given, reasoning_effort="none")
+        assert effort.choices[0].message.content == off.choices[0].message.content
+
+    def test_grammar_begins_where_reasoning_ends(self, tool_client):
+        """The reasoning is free; a bias makes the weights close it, and from there on the schema holds."""
+        model = tool_client.models.list().data[0].id
+        given = ASK | {"model": model, "max_tokens": 120, "temperature": 0}
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["Rome", "Paris"]}}}
+        free = tool_client.chat.completions.create(**given, response_format=form)
+        thought = free.choices[0].message
+        assert thought.reasoning_content and not thought.content, "nothing closes the reasoning here"
+        closed = [*ASK["messages"], {"role": "assistant", "content": "", "reasoning_content": "Easy."}]
+        again = [*closed, {"role": "user", "content": "So?"}]
+        for mtp in ("off", 5):
+            answer = tool_client.chat.completions.create(
+                **(given | {"messages": again}),
+                response_format=form,
+                extra_body=NO_THOUGHT | {"speculative": {"mtp": mtp}},
+            )
+            assert json.loads(answer.choices[0].message.content) in ("Rome", "Paris")

@@ -1,0 +1,94 @@
+"""A real server on a loopback port, in a thread of this process, which stops when the test is done with it."""
+
+import asyncio
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from headlong.checkpoint.source import EMBEDDED
+from headlong.server.app import build_app
+from headlong.server.auth import Auth, is_loopback
+from headlong.server.context import Server
+from headlong.server.pool import ModelPool
+from headlong.server.protocol import Limits, guarded
+from headlong.server.settings import Settings
+
+
+class RunningServer:
+    """`with RunningServer(max_rows=4) as server:`; keywords are settings."""
+
+    def __init__(self, **options: Any) -> None:
+        self.settings = Settings(port=0, **options)
+        self._ready = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="test-server", daemon=True)
+
+    def __enter__(self) -> "RunningServer":
+        self._thread.start()
+        assert self._ready.wait(60), "the server did not start"
+        if self._failure is not None:
+            raise self._failure
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._uvicorn.should_exit = True
+        self._thread.join(30)
+        assert not self._thread.is_alive(), "the server did not stop"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def server(self) -> Server:
+        """What its handlers share."""
+        return self.app.state.server
+
+    @property
+    def engine(self) -> Any:
+        assert self.server.pool.current is not None
+        return self.server.pool.current.llm.service.engine
+
+    def client(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=60, trust_env=False, **options)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            self._failure = error
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        settings = self.settings
+        auth = Auth(settings.api_keys, settings.admin_keys, exposed=not is_loopback(settings.host))
+        pool = ModelPool(settings)
+        await pool.start()
+        self.app = build_app(settings, pool, auth)
+        config = uvicorn.Config(
+            self.app, host="127.0.0.1", port=0, http=guarded(Limits.of(settings)), log_config=None, ws="none"
+        )
+        self._uvicorn = uvicorn.Server(config)
+        serving = asyncio.create_task(self._uvicorn.serve())
+        while not self._uvicorn.started and not serving.done():
+            await asyncio.sleep(0.01)
+        self.port = self._uvicorn.servers[0].sockets[0].getsockname()[1]
+        self._ready.set()
+        await serving
+        await pool.close()
+
+
+def model_with_template(folder: Path, template: str) -> Path:
+    """The embedded weights with another chat template."""
+    folder.mkdir(parents=True)
+    for file in Path(EMBEDDED).iterdir():
+        if file.suffix == ".safetensors":
+            (folder / file.name).symlink_to(file)
+        else:
+            shutil.copy(file, folder / file.name)
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
