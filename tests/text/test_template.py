@@ -6,11 +6,12 @@ import os
 import time
 
 import pytest
+from output_samples import template_text
 from text_samples import MODEL
 
 from headlong.errors import RequestError
 from headlong.text import template as module
-from headlong.text.template import ChatTemplate
+from headlong.text.template import ChatTemplate, read_variables
 
 TOOLS = [
     {
@@ -182,3 +183,62 @@ def test_silent_endless_work_is_cut(source, monkeypatch):
     with pytest.raises(RequestError, match="steps"):
         ChatTemplate(source).render([USER])
     assert time.monotonic() - start < 5
+
+
+def test_variables():
+    """What a template reads, also where it sets a default for it."""
+    source = (
+        "{% if not tools is defined %}{% set tools = [] %}{% endif %}{{ tools }}{% set own = 1 %}{{ own }}"
+    )
+    assert "tools" in ChatTemplate(source).variables
+    assert ChatTemplate("{% for m in messages %}{{ m.tools }}{% endfor %}").variables == {"messages"}
+    for name in ("Qwen3.5-4B", "Qwen3-Coder"):
+        assert {"messages", "tools", "add_generation_prompt"} <= ChatTemplate(template_text(name)).variables
+    assert read_variables("{% no template") == frozenset()
+
+
+@pytest.mark.parametrize("name", ["Qwen3.5-4B", "Qwen3-Coder"])
+def test_published_templates_agree_with_transformers(oracle, name):
+    template = ChatTemplate(template_text(name))
+    for chat, tools, extra in itertools.product(CHATS, (None, TOOLS), ({}, {"enable_thinking": False})):
+        expected = oracle.apply_chat_template(
+            chat,
+            chat_template=template_text(name),
+            tokenize=False,
+            add_generation_prompt=True,
+            tools=tools,
+            **extra,
+        )
+        assert template.render(chat, tools=tools, **extra) == expected
+
+
+ORDINARY = [
+    "{{ 'ab'|center(7) }}|{{ 'a\nb'|indent(2, true) }}|{{ 'a b c'|wordwrap(3, wrapstring='/') }}|{{ '%05.1f' % 2.25 }}",
+    "{{ '%s-%d'|format('x', 3) }}{{ '{:>5}{a!r}'.format(1, a='b') }}{{ '{x}'.format_map({'x': 2}) }}{{ '%%' % () }}",
+    "{{ ', '.join(['a', 'b']) }}{{ [1, 2]|join('-') }}{{ messages|join(',', attribute='role') }}{{ 'ab'|join('.') }}",
+    "{{ 'a-b-c'.split('-', 1) }}{{ 'a b'.split() }}{{ 'a b c'.rsplit(maxsplit=1) }}{{ 'a\nb'.splitlines() }}",
+    "{{ 'x'.ljust(3) ~ 'y'.zfill(3) ~ 1 ~ [1] ~ none }}{{ 'aXa'.replace('a', 'bb', 1) }}{{ 'a'|replace('a', 'c') }}",
+    "{{ range(5)|batch(2, 0)|list }}{{ range(5)|slice(2)|map('list')|list }}",
+    "{{ range(3)|sum }}{{ [[1], [2]]|sum(start=[]) }}",
+    "{{ [{'a': 2}, {'a': 1}]|sort(attribute='a') }}{{ [1, 1]|unique|list }}{{ {'b': 1, 'a': 2}|dictsort }}",
+    "{{ [{'a': 1}, {'a': 2}]|sum(attribute='a') }}",
+    "{{ 2.567|round(1) }}{{ 'ff'|int(base=16) }}{{ '<'|e }}{{ 'a b'|title }}",
+    "{{ [1, 2][::-1] }}{{ 'abc'[1:] }}{{ (1, 2) == (1, 2) }}{{ [1] in [[1]] }}{{ {(1, 2): 3}[(1, 2)] }}{{ 3 is eq 3 }}",
+    "{% for a in range(6) if a is odd %}{{ loop.index }}{{ a }}{% else %}none{% endfor %}",
+    "{{ 'x' * 3 + 'y' }}{{ [0] * 2 }}",
+    "{% macro f() %}{{ varargs }}{{ kwargs }}{% endmacro %}{{ f(*[1, 2], **{'a': 3}) }}",
+    "{% set x %}a{{ 1 }}{% endset %}{{ x }}",
+    "{{ {'a': {'b': [1, 'é']}}|tojson(indent=2) }}{{ [1, 2]|tojson(separators=(', ' * 40, ':')) }}",
+    "{{ 7 // 2 }}{{ 2 ** 10 }}",
+    "{% autoescape true %}{% set m = '<' %}{{ m ~ ('&'|safe) }}{% endautoescape %}",
+    "{% filter upper %}a{{ 'b' }}{% endfilter %}",
+    "{{ 'éa'.encode().decode() }}{{ 'a\tb'.expandtabs(4) }}{{ 'ab'.translate({97: 'xx'}) }}",
+    "{{ (5).to_bytes(2, 'big') }}",
+]
+
+
+@pytest.mark.parametrize("source", ORDINARY)
+def test_bounds_change_nothing_ordinary(oracle, source):
+    chat = CHATS[1]
+    expected = oracle.apply_chat_template(chat, chat_template=source, tokenize=False)
+    assert ChatTemplate(source).render(chat, add_generation_prompt=False) == expected

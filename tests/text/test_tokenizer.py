@@ -15,7 +15,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from headlong.errors import CheckpointError, RequestError
-from headlong.text.tokenizer import Tokenizer
+from headlong.text.tokenizer import MARKUP, Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +30,10 @@ def test_agrees_with_transformers(tale, oracle, text):
     for add in (True, False):
         ids = tale.encode(text, add_special_tokens=add)
         assert ids == oracle.encode(text, add_special_tokens=add)
-    for skip in (True, False):
-        assert tale.decode(ids, skip) == oracle.decode(ids, skip_special_tokens=skip)
-    assert tale.decode(ids, False) == text
+    assert tale.decode(ids, False) == oracle.decode(ids, skip_special_tokens=False) == text
+    # Markup is text here, though this vocabulary calls it special.
+    unmarked = [i for i in ids if oracle.decode([i]) not in MARKUP]
+    assert tale.decode(unmarked, True) == oracle.decode(ids, skip_special_tokens=True)
 
 
 def test_facts_agree_with_transformers(tale, oracle):
@@ -170,3 +171,11 @@ def test_truncation_of_the_file_is_ignored(tale, folder):
     backend.enable_padding(length=9)
     backend.save(str(folder / "tokenizer.json"))
     assert configured(folder).encode("one two three four") == tale.encode("one two three four")
+
+
+def test_markup_is_text_even_where_the_vocabulary_calls_it_special(tale):
+    text = "<think>\nHm.\n</think>\n\n<tool_call>\n{}\n</tool_call>"
+    ids = tale.encode(text + "<|im_end|>")
+    assert tale.decode(ids) == text
+    assert not any(tale.is_special(token) for token in ids[:-1]) and tale.is_special(ids[-1])
+    assert ids[0] == 3, "still one token"

@@ -17,6 +17,7 @@ from headlong.server.schemas.base import Sampling
 from headlong.server.schemas.chat import ChatRequest, NamedTool
 from headlong.server.settings import Settings
 from headlong.text.messages import prepare_messages, template_variables
+from headlong.text.tools.grammar import check_tools
 
 OPENAI_TEMPERATURE = 1.0
 """OpenAI's default, where neither the checkpoint nor the settings have one."""
@@ -56,6 +57,7 @@ def render(model: Model, body: ChatRequest) -> Prompted:
         if model.format.tools is None:
             raise RequestError("tools: this model's chat template has no place for tools; remove them")
         tools = [tool.model_dump(exclude_none=True) for tool in body.tools]
+        check_tools(tools)
     elif body.tool_choice not in (None, "none", "auto"):
         raise RequestError("tool_choice: there are no tools to choose from; add tools or remove it")
     variables = template_variables(body.chat_template_kwargs or {})

@@ -1,102 +1,34 @@
 """Chat messages -> one prompt string, by the Jinja template that comes with a checkpoint.
 
 The template is a program from a stranger and the messages are data from another, so it runs in
-Jinja's immutable sandbox with its output, loops and arithmetic bounded. Knows no tokenizer and
-no HTTP: content is passed through as it came, and what to make of it is the template's affair.
+a sandbox that bounds what it makes and how long it takes. Knows no tokenizer and no HTTP: content
+is passed through as it came, and what to make of it is the template's affair.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any, NoReturn
+from functools import cached_property
+from typing import Any
 
 import jinja2
-from jinja2 import nodes
 from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.meta import find_undeclared_variables
 
 from headlong.errors import RequestError
+from headlong.text.bounds import BUDGET, MAX_VALUE_CHARS, Budget
+from headlong.text.sandbox import Refusal, Sandbox
 
-MAX_OUTPUT_CHARS = 8 << 20
-MAX_STEPS = 4_000_000  # loop turns and macro calls in one rendering
-MAX_POWER_BITS = 4096
+MAX_SOURCE_CHARS = 64 << 10
+MAX_OUTPUT_CHARS = MAX_VALUE_CHARS
+MAX_STEPS = 4_000_000
+"""Loop turns, calls, filters and the like in one rendering."""
+MAX_SECONDS = 0.7
+SECONDS_PER_MESSAGE = 0.0003  # several times what the longest templates take for one
+MAX_SECONDS_IN_ALL = 3.0
+"""Of processor time, so that a busy machine refuses nothing."""
+_MAX_REASON_CHARS = 500  # of a template's own words in an error
 
 # The reasoning of a message travels under several names; templates read the first or the second.
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
-_STEP_HOOK = "headlong_step"
-
-
-class _Refusal(jinja2.TemplateError):
-    """What `raise_exception` raises: the template itself says no."""
-
-
-class _GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's words for training; here it is only a scope."""
-
-    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it as an instance attribute)
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        lineno = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=lineno)
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, which already bounds `range()`, plus bounds on `*`, `**` and on steps."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**":
-            bits = left.bit_length() if isinstance(left, int) else 64
-            if isinstance(right, int) and bits * abs(right) > MAX_POWER_BITS:
-                raise OverflowError("a power is too large")
-        else:
-            for sized, count in ((left, right), (right, left)):
-                repeats = isinstance(sized, str | list | tuple) and isinstance(count, int)
-                if repeats and len(sized) * count > MAX_OUTPUT_CHARS:
-                    raise OverflowError("a repeated string or list is too long")
-        return super().call_binop(context, operator, left, right)
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Begin every loop and macro body with a call that counts it: nested ranges and macros that
-        call themselves twice print nothing and still never end."""
-        tree = super()._parse(source, name, filename)
-        for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
-            hook = nodes.Call(nodes.Name(_STEP_HOOK, "load"), [], [], None, None)
-            node.body.insert(0, nodes.ExprStmt(hook).set_lineno(node.lineno))
-        return tree
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Plain JSON. Jinja's own filter escapes `<`, `>`, `&` and `'` for HTML, which no model was shown."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise _Refusal(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
-
-
-def _environment() -> _Sandbox:
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
 
 
 class ChatTemplate:
@@ -105,14 +37,24 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None):
         """`special_tokens` (bos_token, eos_token, ...) become variables of the template."""
         self._special_tokens = dict(special_tokens or {})
+        if len(source) > MAX_SOURCE_CHARS:
+            raise RequestError(f"chat_template: is longer than {MAX_SOURCE_CHARS} characters; shorten it")
+        self._source = source
         try:
-            self._template = _environment().from_string(source)
+            self._template = Sandbox().from_string(source)
+        except RequestError:
+            raise
         except jinja2.TemplateSyntaxError as error:
             raise RequestError(
                 f"chat_template: line {error.lineno} is not valid Jinja ({error.message}); fix the template"
             ) from error
         except Exception as error:  # a stray `break`, a nesting too deep: Python's compiler objects
             raise RequestError(f"chat_template: cannot be compiled ({error}); fix the template") from error
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """The names that the template looks up when it runs, some of which it may set itself."""
+        return frozenset(find_undeclared_variables(Sandbox().parse(self._source)))
 
     def render(
         self,
@@ -123,7 +65,7 @@ class ChatTemplate:
         **extra: Any,
     ) -> str:
         """The prompt for `messages`; `extra` are further variables (enable_thinking, documents, ...)."""
-        _check_messages(messages)
+        check_messages(messages)
         _check_tools(tools)
         variables = {
             "documents": None,
@@ -132,25 +74,30 @@ class ChatTemplate:
             "messages": [_with_reasoning(message) for message in messages],
             "tools": None if tools is None else list(tools),
             "add_generation_prompt": add_generation_prompt,
-            _STEP_HOOK: _step_counter(),
         }
+        seconds = min(MAX_SECONDS + SECONDS_PER_MESSAGE * len(messages), MAX_SECONDS_IN_ALL)
+        spending = BUDGET.set(Budget(MAX_STEPS, seconds))
         try:
             return self._bounded(variables)
         except RequestError:
             raise
-        except _Refusal as error:
-            raise RequestError(f"messages: the chat template refuses them: {error.message}") from error
+        except Refusal as error:
+            raise RequestError(
+                f"messages: the chat template refuses them: {_short(error.message)}"
+            ) from error
         except jinja2.UndefinedError as error:
             raise RequestError(
-                f"messages: the chat template needs a value that is missing: {error.message}"
+                f"messages: the chat template needs a value that is missing: {_short(error.message)}"
             ) from error
         except SecurityError as error:
-            raise RequestError(f"chat_template: does something unsafe: {error.message}") from error
+            raise RequestError(f"chat_template: does something unsafe: {_short(error.message)}") from error
         except Exception as error:  # a template can raise whatever Python can: TypeError, KeyError, ...
             raise RequestError(
-                f"messages: the chat template failed on them ({type(error).__name__}: {error}); "
+                f"messages: the chat template failed on them ({type(error).__name__}: {_short(error)}); "
                 "check that each content has the form this model expects"
             ) from error
+        finally:
+            BUDGET.reset(spending)
 
     def _bounded(self, variables: dict[str, Any]) -> str:
         pieces: list[str] = []
@@ -165,16 +112,16 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-def _step_counter() -> Any:
-    steps = 0
+def read_variables(source: str) -> frozenset[str]:
+    """The names that a template looks up when it runs; none for a text that is no template."""
+    try:
+        return ChatTemplate(source).variables
+    except RequestError:
+        return frozenset()
 
-    def step() -> None:
-        nonlocal steps
-        steps += 1
-        if steps > MAX_STEPS:
-            raise RequestError(f"chat_template: more than {MAX_STEPS} loop steps; send fewer messages")
 
-    return step
+def _short(reason: Any) -> str:
+    return str(reason)[:_MAX_REASON_CHARS]
 
 
 def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,7 +132,8 @@ def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
     return {"thinking": found, **message, "reasoning_content": found}
 
 
-def _check_messages(messages: Any) -> None:
+def check_messages(messages: Any) -> None:
+    """Refuse what no template could make a prompt of."""
     if not isinstance(messages, list | tuple):
         raise RequestError("messages: must be a list of {role, content} objects")
     if not messages:

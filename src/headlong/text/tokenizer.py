@@ -24,6 +24,9 @@ SPECIAL_NAMES = (
     "cls_token",
     "mask_token",
 )
+MARKUP = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
+"""What a model says to structure its answer. Some vocabularies list these as special, others do not; here they are
+text with all of them, or reasoning and calls could not be told from the rest."""
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -50,6 +53,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         _add_declared_tokens(backend, config.get("added_tokens_decoder") or {})
+        backend = _with_markup_as_text(backend)
         self._backend = backend
         self._special_ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
         self._added_ids = frozenset(backend.get_added_tokens_decoder())
@@ -181,6 +185,17 @@ def _add_declared_tokens(backend: Backend, declared: Mapping[str, Any]) -> None:
     for _, entry in sorted(declared.items(), key=lambda item: int(item[0])):
         if entry["content"] not in known:
             backend.add_tokens([AddedToken(entry["content"], **{k: entry[k] for k in flags if k in entry})])
+
+
+def _with_markup_as_text(backend: Backend) -> Backend:
+    added = backend.get_added_tokens_decoder().values()
+    if not any(token.special and token.content in MARKUP for token in added):
+        return backend
+    # The library keeps a token's first kind for ever, so the kind is changed in the file's own form.
+    state = json.loads(backend.to_str())
+    for token in state["added_tokens"]:
+        token["special"] = token["special"] and token["content"] not in MARKUP
+    return Backend.from_str(json.dumps(state))
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

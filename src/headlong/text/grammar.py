@@ -1,0 +1,186 @@
+"""Compiles a request's grammar for one model's vocabulary, once for all requests that send the same.
+
+Compiling may take long and may be asked of several threads at a time; it never runs on the caller's stack. Knows
+the tokenizer and the grammar library, no model.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from headlong.errors import RequestError
+from headlong.params import Grammar
+from headlong.text.constraint import GrammarConstraint, Marker, Prepared, Vocabulary, explain
+from headlong.text.grammar_source import refusal, translate
+from headlong.text.tokenizer import Tokenizer
+from headlong.types import Constraint
+
+MAX_CACHED = 32
+MAX_MARKER_CHARS = 256
+MAX_SECONDS = 10.0
+MAX_AT_ONCE = 4
+STACK_BYTES = 256 << 20
+"""The library recurses from rule to rule; a chain of some thousand overruns a usual stack and ends the process."""
+LIMITS: Mapping[str, Any] = {"max_lexer_states": 50_000, "verbose_errors": False}
+"""Where the library's own are too wide: a lexer state takes a kilobyte or two, and grammars stay cached."""
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class GrammarCompiler:
+    """One per model. `vocab_size` is the model's, which may be more than the tokenizer's; `eos_ids` are allowed
+    exactly where a grammar accepts."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        eos_ids: Iterable[int],
+        limits: Mapping[str, Any] = LIMITS,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._size = vocab_size
+        self._eos_ids = frozenset(token for token in eos_ids if token < vocab_size)
+        self._limits = LLParserLimits(**limits)
+        self._prepared: _Recent[tuple[str, str], Prepared] = _Recent(MAX_CACHED)
+        self._markers: _Recent[str, Marker] = _Recent(MAX_CACHED)
+        self._lock = threading.Lock()
+        self._vocabulary: tuple[Vocabulary, LLTokenizer] | None = None
+
+    def compile(self, grammar: Grammar) -> Callable[[], Constraint]:
+        """What starts a row under the grammar, as often as it is admitted; `RequestError` if the grammar is
+        wrong, unsupported or too much."""
+        if not self._eos_ids:
+            raise RequestError(
+                "grammar: this model names no end-of-sequence token, so no output could end; "
+                "add eos_token_id to its generation_config.json"
+            )
+        vocabulary, _ = self._of_library()
+        marker = None if grammar.after is None else self._marker(grammar.after, vocabulary)
+        prepare = partial(self._prepare, grammar)
+        prepared = self._prepared.get((grammar.kind, grammar.source), prepare)
+        return lambda: GrammarConstraint(prepared, vocabulary, marker)
+
+    def _prepare(self, grammar: Grammar) -> Prepared:
+        build = partial(self._build, grammar)
+        return Prepared(_bounded(grammar, build), lambda: _deeply(build).result(MAX_SECONDS))
+
+    def _build(self, grammar: Grammar) -> LLMatcher:
+        text = translate(grammar)
+        matcher = LLMatcher(self._of_library()[1], text, log_level=0, limits=self._limits)
+        if matcher.is_error():
+            raise refusal(grammar, explain(matcher.get_error()))
+        if warnings := matcher.get_grammar_warnings():
+            raise refusal(grammar, f"a part would not be enforced ({explain(warnings[0])})")
+        self._rehearse(grammar, matcher)
+        return matcher
+
+    def _rehearse(self, grammar: Grammar, matcher: LLMatcher) -> None:
+        """Takes a first token and takes it back: some grammars allow no text at all, are too large for a single
+        step, or have parts that cannot be taken back."""
+        allowed = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+        first = next((int(t) for t in np.flatnonzero(allowed) if int(t) not in self._eos_ids), None)
+        if first is not None and matcher.try_consume_tokens([first]):
+            matcher.rollback(1)
+        if not matcher.is_error():
+            return
+        error = matcher.get_error()
+        if error.startswith("rollback"):
+            raise refusal(
+                grammar, "max_tokens and stop cannot be followed draft by draft", "use suffix or a pattern"
+            )
+        raise refusal(grammar, explain(error))
+
+    def _marker(self, text: str, vocabulary: Vocabulary) -> Marker:
+        if len(text) > MAX_MARKER_CHARS:
+            raise RequestError(
+                f"grammar.after has {len(text)} characters; at most {MAX_MARKER_CHARS} are allowed"
+            )
+        try:
+            marker = text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError("grammar.after is not valid Unicode; remove lone surrogates") from error
+        assert vocabulary.blank_mask.size, "made now: reading a large vocabulary would stall a step"
+        return self._markers.get(text, lambda: Marker(marker, vocabulary))
+
+    def _of_library(self) -> tuple[Vocabulary, LLTokenizer]:
+        """Made when first asked for: a large vocabulary takes a second."""
+        with self._lock:
+            if self._vocabulary is None:
+                vocabulary = Vocabulary(self._tokenizer, self._size, self._eos_ids)
+                eos = sorted(self._eos_ids)
+                library: Any = (
+                    LLTokenizer  # its stubs ask for its own wrapper class; its code, for the attributes
+                )
+                self._vocabulary = vocabulary, library(vocabulary, n_vocab=self._size, eos_token=eos)
+            return self._vocabulary
+
+
+class _Recent(Generic[Key, Value]):
+    """The values last asked for. Made outside the lock: two threads may make the same one, and one is kept."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._values: OrderedDict[Key, Value] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Key, make: Callable[[], Value]) -> Value:
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key]
+        value = make()
+        with self._lock:
+            value = self._values.setdefault(key, value)
+            self._values.move_to_end(key)
+            while len(self._values) > self._size:
+                self._values.popitem(last=False)
+        return value
+
+
+_places = threading.BoundedSemaphore(MAX_AT_ONCE)
+_starting = threading.Lock()
+
+
+def _bounded(grammar: Grammar, work: Callable[[], Value]) -> Value:
+    """Waits for `work` no longer than `MAX_SECONDS`. A thread inside the library cannot be stopped; one that was
+    given up keeps its place until it is done, so that few can run."""
+    if not _places.acquire(timeout=MAX_SECONDS):
+        raise refusal(grammar, "others are still being compiled", "try again later")
+    try:
+        result = _deeply(work)
+    except RuntimeError:
+        _places.release()
+        raise
+    result.add_done_callback(lambda _: _places.release())
+    try:
+        return result.result(MAX_SECONDS)
+    except TimeoutError as error:
+        why = f"compiling it takes longer than {MAX_SECONDS:g} seconds"
+        raise refusal(grammar, why, "simplify it") from error
+
+
+def _deeply(work: Callable[[], Value]) -> Future[Value]:
+    """Does `work` in a thread of its own with a deep stack."""
+    result: Future[Value] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    with _starting:
+        usual = threading.stack_size(STACK_BYTES)
+        try:
+            threading.Thread(target=run, name="headlong-grammar", daemon=True).start()
+        finally:
+            threading.stack_size(usual)
+    return result
