@@ -64,11 +64,7 @@ class AsyncLLM:
         self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None, **template: Any
     ) -> AsyncGenerator[Chunk, None]:
         """Yields what each step adds. Leaving the loop early cancels the rest and frees its pages at once."""
-        if not isinstance(prompt, Sequence) or not prompt or isinstance(prompt[0], (str, int)):
-            tokens = self.service.encode(prompt)  # type: ignore[arg-type]
-        else:
-            tokens = self.service.encode_chat(prompt, **template)  # type: ignore[arg-type]
-        requests = self.service.requests(tokens, params or SamplingParams(), f"async-{next(self._ids)}")
+        requests = await asyncio.to_thread(self._requests, prompt, params or SamplingParams(), template)
         async with contextlib.aclosing(self.run(requests)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -99,10 +95,15 @@ class AsyncLLM:
                 done[chunk.index] = chunk.completion
         return Completion.joined([done[index] for index in sorted(done)])
 
-    @property
-    def num_open(self) -> int:
-        """Sequences that were asked for and have not ended, waiting ones among them."""
-        return self._loop.num_open
+    def _requests(
+        self, prompt: Prompt | Sequence[Message], params: SamplingParams, template: dict[str, Any]
+    ) -> list[Request]:
+        """Encoding a long prompt or compiling a grammar takes a while: not for the event loop."""
+        if not isinstance(prompt, Sequence) or not prompt or isinstance(prompt[0], (str, int)):
+            tokens = self.service.encode(prompt)  # type: ignore[arg-type]
+        else:
+            tokens = self.service.encode_chat(prompt, **template)  # type: ignore[arg-type]
+        return self.service.requests(tokens, params, f"async-{next(self._ids)}")
 
     @property
     def failure(self) -> str | None:
@@ -144,22 +145,15 @@ class EngineLoop:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, tuple[Collector, _Outlet]] = {}
         self._lock = threading.Lock()
-        self._submitted = 0
-        """Sequences in the inbox, not yet in `_streams`."""
         self.ended: str | None = None
         """Why nothing more is taken; set under the lock, after which the inbox only empties."""
         self._thread = threading.Thread(target=self._run, name="headlong-engine", daemon=True)
         self._thread.start()
 
-    @property
-    def num_open(self) -> int:
-        return self._submitted + len(self._streams)
-
     def submit(self, requests: list[Request], outlet: _Outlet) -> None:
         with self._lock:
             if self.ended is not None:
                 raise HeadlongError(self.ended)
-            self._submitted += len(requests)
             self._inbox.put(lambda: self._add(requests, outlet))
 
     def cancel(self, request_ids: list[str]) -> None:
@@ -207,10 +201,8 @@ class EngineLoop:
             except HeadlongError as error:
                 self._cancel([earlier.id for earlier in requests[:number]])
                 _deliver([(outlet, error)])
-                break
+                return
             self._streams[request.id] = (self._service.collector(request), outlet)
-        with self._lock:
-            self._submitted -= len(requests)
 
     def _cancel(self, request_ids: list[str]) -> None:
         for request_id in request_ids:

@@ -4,8 +4,9 @@ Shape letters: R rows, N tokens of all rows, L tokens whose logits are wanted, K
 P pages of the longest row. `p` is always the target's distribution, `q` the draft's.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +14,25 @@ from torch import Tensor
 from headlong.params import SamplingParams
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+class Constraint(Protocol):
+    """What one row's output must obey, followed token by token. Belongs to one thread."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why the output cannot be followed further; the row ends there."""
+        ...
+
+    def advance(self, tokens: Sequence[int]) -> int:
+        """Takes tokens that were emitted. Gives how many were in order: all, unless `failure` is set."""
+        ...
+
+    def masks(self, drafts: Sequence[int], first: int, count: int) -> list[bytes | None]:
+        """Which tokens may stand after what was emitted and the first `first` of the drafts, the first
+        `first + 1`, and so on: one bit per token or more, lowest bit first, or None where everything may. Past a
+        draft that is not allowed it is None, since that draft will not stand. Changes nothing that can be seen."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -28,6 +48,8 @@ class Request:
     """Drafts per step at most; 0 for a row that never drafts."""
     stop_ids: frozenset[int] = frozenset()
     """Tokens that end the sequence: end-of-sequence ids (unless ignored) and `stop_token_ids`."""
+    constraint: Callable[[], Constraint] | None = field(default=None, compare=False, repr=False)
+    """Starts the output's constraint afresh, each time the row is admitted."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +191,8 @@ class RowOutput:
     """The stop token or string that ended the row; for `error`, the sentence that says why."""
     rejected: tuple[int, ...] = ()
     """The drafts the target refused, the first refused first."""
+    is_first: bool = False
+    """Whether the step ended the prompt; every later one is a decoding step."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +204,4 @@ class StepOutput:
     num_rows: int = 0
     num_waiting: int = 0
     seconds: float = 0.0
-    num_pages_used: int = 0
-    num_slots_used: int = 0
     preempted: tuple[str, ...] = field(default=())

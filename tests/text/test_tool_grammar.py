@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 from typing import Any
 
 import jsonschema_rs
@@ -230,3 +232,24 @@ def test_refusals_name_the_field(tools, choice, field):
 def test_models_without_calls():
     with pytest.raises(RequestError, match=r"^tool_choice: "):
         ChatFormat(None, None).tool_grammar(TOOLS, "required", True)
+
+
+def test_a_schema_that_recurses_deeply_ends_no_process():
+    """The library follows references on its own stack, which must be deep enough for any schema we take."""
+    code = """
+from headlong.errors import RequestError
+from headlong.text.tools.grammar import call_grammar
+depth = 1100
+chain = {f"n{i}": {"items": {"$ref": f"#/$defs/n{i + 1}"}} for i in range(depth)} | {f"n{depth}": {}}
+schema = {"type": "object", "properties": {"x": {"$ref": "#/$defs/n0"}}, "$defs": chain}
+tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+for format in ("hermes", "qwen3_coder"):
+    try:
+        call_grammar(format, [tool], "required", False)
+    except RequestError:
+        pass
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr

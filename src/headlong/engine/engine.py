@@ -72,14 +72,14 @@ class Engine:
             num_rows=len(plan.rows),
             num_waiting=len(self.scheduler.waiting),
             seconds=time.perf_counter() - started,
-            num_pages_used=self.state.pages.num_used,
-            num_slots_used=self.state.slots.num_used,
             preempted=tuple(self.scheduler.preempted),
         )
 
     def add(self, request: Request) -> None:
         """Queues a request; one that could never run is refused here."""
         self.check(request)
+        if self.scheduler.find(request.id) is not None:
+            raise RequestError(f"request id {request.id!r} is in use")
         self.scheduler.add(Row(request, self.tokenizer, self.max_len))
 
     def cancel(self, request_id: str) -> StepOutput:
@@ -111,7 +111,7 @@ class Engine:
         return min(params.draft_tokens, self.max_drafts)
 
     def check(self, request: Request) -> None:
-        """Refuses what could never run, naming the field."""
+        """Refuses what could never run, naming the field. Reads nothing that changes: any thread may ask."""
         vocab, params = self.model.config.vocab_size, request.params
         if not request.prompt:
             raise RequestError("prompt is empty: it needs at least one token")
@@ -119,6 +119,10 @@ class Engine:
             raise RequestError(
                 f"prompt has {len(request.prompt)} tokens; this engine's context is {self.max_len}, "
                 "of which at least one must be left for the output"
+            )
+        if params.grammar is not None and request.constraint is None:
+            raise RequestError(
+                "grammar was not compiled; make the request with the service that has the tokenizer"
             )
         named = {
             "prompt": request.prompt,
@@ -135,5 +139,3 @@ class Engine:
             raise RequestError(
                 "bad_token_ids, logit_bias and min_tokens together leave no token to choose from"
             )
-        if self.scheduler.find(request.id) is not None:
-            raise RequestError(f"request id {request.id!r} is in use")

@@ -43,8 +43,10 @@ class Row:
         logprobs: tuple[TokenLogprobs, ...],
         num_accepted: int,
         rejected: tuple[int, ...],
+        failure: str | None = None,
     ) -> RowOutput:
-        """Takes a step's tokens up to the first that ends the row; the rest never happened."""
+        """Takes a step's tokens up to the first that ends the row; the rest never happened. With a `failure` the
+        row ends after the last of them at the latest."""
         params = self.request.params
         text, kept, stop_reason = "", 0, None
         for token in tokens:
@@ -61,6 +63,8 @@ class Row:
             if len(self.output) >= params.max_tokens or self.num_tokens >= self.max_len:
                 self.finish_reason = "length"
                 break
+        if self.finish_reason is None and failure is not None:
+            self.finish_reason, stop_reason = "error", failure
         if self.finish_reason is not None:
             text += self._stream.finish()
             if stop_reason is None and self._stream.stopped is not None:
@@ -77,6 +81,7 @@ class Row:
             finish_reason=self.finish_reason,
             stop_reason=stop_reason,
             rejected=rejected,
+            is_first=len(self.output) == kept,
         )
 
     def cancel(self) -> RowOutput:

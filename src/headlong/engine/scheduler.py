@@ -67,8 +67,9 @@ class Scheduler:
             if not row_plan.samples:
                 continue
             row = rows[row_plan.request.id]
-            emitted, accepted = verdict.tokens[number], verdict.accepted[number]
-            output = row.accept(emitted, verdict.logprobs[number], accepted, verdict.rejected[number])
+            emitted, failure = self.table.settle(row_plan.slot, verdict.tokens[number])
+            logprobs, accepted = verdict.logprobs[number], verdict.accepted[number]
+            output = row.accept(emitted, logprobs, accepted, verdict.rejected[number], failure)
             outputs.append(output)
             if row.finish_reason is not None:
                 self._leave(row)

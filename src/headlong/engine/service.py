@@ -4,7 +4,7 @@ What the synchronous and the asynchronous front ends share. Turns prompts into r
 """
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ from headlong.engine.engine import Engine
 from headlong.errors import ConfigError, RequestError
 from headlong.params import SamplingParams
 from headlong.progress import ProgressFn, silent
+from headlong.text.grammar import GrammarCompiler
 from headlong.text.template import ChatTemplate
 from headlong.text.tokenizer import Tokenizer
-from headlong.types import Request
+from headlong.types import Constraint, Request
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
@@ -38,6 +39,8 @@ class Service:
     recommended: Mapping[str, Any]
     """The checkpoint's generation_config."""
     head_refusal: str | None
+    grammars: GrammarCompiler | None = None
+    """None where there is no tokenizer."""
 
     @classmethod
     def load(cls, model: str | Path | None, config: EngineConfig, progress: ProgressFn = silent) -> "Service":
@@ -50,14 +53,19 @@ class Service:
         template = None
         if tokenizer is not None and tokenizer.chat_template:
             template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
+        eos_ids = _eos_ids(checkpoint, blueprint.config.eos_token_ids, tokenizer)
+        grammars = None
+        if tokenizer is not None:
+            grammars = GrammarCompiler(tokenizer, blueprint.config.vocab_size, eos_ids)
         return cls(
             engine=Engine(built, config, tokenizer),
             folder=folder,
             tokenizer=tokenizer,
             template=template,
-            eos_ids=_eos_ids(checkpoint, blueprint.config.eos_token_ids, tokenizer),
+            eos_ids=eos_ids,
             recommended=checkpoint.generation_config,
             head_refusal=built.head_refusal,
+            grammars=grammars,
         )
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
@@ -72,18 +80,28 @@ class Service:
         return tuple(self.tokenizer.encode(prompt))
 
     def encode_chat(self, messages: Sequence[Message], **extra: Any) -> tuple[int, ...]:
+        return self.encode_rendered(self.render_chat(messages, **extra))
+
+    def render_chat(self, messages: Sequence[Message], **extra: Any) -> str:
+        """The prompt's text, as the model's own template writes it."""
         if self.tokenizer is None or self.template is None:
             missing = "tokenizer.json" if self.tokenizer is None else "chat template"
             raise RequestError(
                 f"messages need a chat template, but {self.folder} has no {missing}; pass a prompt"
             )
-        text = self.template.render(list(messages), add_generation_prompt=True, **extra)
+        return self.template.render(list(messages), add_generation_prompt=True, **extra)
+
+    def encode_rendered(self, text: str) -> tuple[int, ...]:
+        """The tokens of a text that a template wrote: special tokens are in it already."""
+        assert self.tokenizer is not None, "rendering needed one"
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def requests(self, prompt: tuple[int, ...], params: SamplingParams, id_prefix: str) -> list[Request]:
-        """One request per choice; they share the seed and differ in the choice."""
+        """One request per choice; they share the seed and differ in the choice. Compiling a grammar that was
+        not seen lately may take a second; any thread may do it."""
         seed = secrets.randbits(63) if params.seed is None else params.seed
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)
+        constraint = self._constraint(params)
         return [
             Request(
                 id=f"{id_prefix}.{choice}",
@@ -93,9 +111,19 @@ class Service:
                 choice=choice,
                 draft_tokens=self.engine.resolve_drafts(params),
                 stop_ids=stop_ids,
+                constraint=constraint,
             )
             for choice in range(params.n)
         ]
+
+    def _constraint(self, params: SamplingParams) -> Callable[[], Constraint] | None:
+        if params.grammar is None:
+            return None
+        if self.grammars is None:
+            raise RequestError(
+                f"grammar needs to know the text of tokens, but {self.folder} has no tokenizer.json; add the file"
+            )
+        return self.grammars.compile(params.grammar)
 
     def collector(self, request: Request) -> Collector:
         reason = self.head_refusal
@@ -106,16 +134,20 @@ class Service:
 
     def recommended_params(self, **overrides: Any) -> SamplingParams:
         """Sampling as the checkpoint's authors suggest, with changes of your own."""
-        known = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-        given = {name: self.recommended[name] for name in known if self.recommended.get(name) is not None}
-        if not self.recommended.get("do_sample", bool(given)):
-            given.pop("temperature", None)
         try:
-            return SamplingParams(**(given | overrides))
+            return SamplingParams(**(self.recommended_sampling() | overrides))
         except RequestError as error:
             raise ConfigError(
                 f"generation_config.json of {self.folder} or the changes to it: {error}"
             ) from error
+
+    def recommended_sampling(self) -> dict[str, Any]:
+        """The sampling fields that generation_config.json has; nothing where it has none."""
+        known = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        given = {name: self.recommended[name] for name in known if self.recommended.get(name) is not None}
+        if self.recommended.get("do_sample", bool(given)):
+            return given
+        return given | ({"temperature": 0.0} if "do_sample" in self.recommended else {})
 
 
 def _eos_ids(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from headlong.params import SamplingParams
+from headlong.sampling.constraints import Allowed, Asked, collect
 from headlong.sampling.table import SamplingTable
 
 
@@ -34,6 +35,7 @@ class Entries:
         self.row_params = [request.params for request in requests if request is not None]
         assert len(self.row_params) == len(rows), "a row without a request cannot be sampled"
         self._drafts_RK = drafts_RK
+        self._table = table
 
     def which(self, wanted: Callable[[SamplingParams], bool]) -> list[int]:
         """Indices of the entries whose request has it. Decided on the host."""
@@ -74,6 +76,19 @@ class Entries:
     def prefix_LK(self) -> Tensor | None:
         """Each entry's line of drafts, of which the first `offset` stand before it."""
         return None if self._drafts_RK is None else self._drafts_RK[self._row_L]
+
+    @cached_property
+    def allowed(self) -> Allowed | None:
+        """The tokens that constrained entries may take; None if no row has a constraint."""
+        constraints = self._table.constraints
+        if not constraints:
+            return None
+        asked, first = [], 0
+        for number, row in enumerate(self.rows):
+            if row.slot in constraints and row.num_tokens:
+                asked.append(Asked(constraints[row.slot], number, row.offset, first, row.num_tokens))
+            first += row.num_tokens
+        return collect(asked, self._drafts_RK, self._table.vocab_size, self.device)
 
     @cached_property
     def _row_L(self) -> Tensor:

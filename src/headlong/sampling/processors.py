@@ -1,7 +1,7 @@
 """From the model's logits to the distribution a request asked for, at every draft position by its own prefix.
 
 Each function touches only the entries that asked for it, so a row's bits do not depend on its neighbours'
-settings. Order: penalties, bias, early stops, temperature, top-k, top-p, min-p.
+settings. Order: penalties, bias, early stops, constraints, temperature, top-k, top-p, min-p.
 """
 
 from collections.abc import Callable
@@ -10,16 +10,19 @@ import torch
 from torch import Tensor
 
 from headlong.params import SamplingParams
+from headlong.sampling.constraints import constrain
 from headlong.sampling.entries import Entries
 from headlong.sampling.table import SamplingTable
 
 
 def adjust(logits_LV: Tensor, entries: Entries, table: SamplingTable) -> Tensor:
-    """Penalties, bias, bans and minimum length: what greedy decoding obeys too. Input is left as it is."""
+    """Penalties, bias, bans, minimum length and constraints: what greedy decoding obeys too. Input is left as
+    it is."""
     penalised = entries.where(lambda p: p.penalised)
     biased = entries.where(lambda p: bool(p.logit_bias or p.bad_token_ids))
     early = entries.where(lambda p: p.min_tokens > 0)
-    if penalised is None and biased is None and early is None:
+    allowed = entries.allowed
+    if penalised is None and biased is None and early is None and allowed is None:
         return logits_LV
     logits_LV = logits_LV.clone()
     if penalised is not None:
@@ -30,6 +33,8 @@ def adjust(logits_LV: Tensor, entries: Entries, table: SamplingTable) -> Tensor:
         slots = entries.slots_L[early]
         too_early = entries.generated_L[early] < table.min_tokens[slots]
         logits_LV[early] = logits_LV[early].masked_fill(table.stops[slots] & too_early[:, None], -torch.inf)
+    if allowed is not None:
+        logits_LV[allowed.index_M] = constrain(logits_LV[allowed.index_M], allowed.mask_MV)
     return logits_LV
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from headlong.types import Request
+from headlong.types import Constraint, Request
 
 _SCALARS = (
     "temperature",
@@ -29,6 +29,8 @@ class SamplingTable:
         self.vocab_size = vocab_size
         self.device = device
         self.requests: list[Request | None] = [None] * (num_slots + 1)
+        self.constraints: dict[int, Constraint] = {}
+        """By slot, for the rows that have one."""
         size = num_slots + 1
         self.scalars = {name: torch.zeros(size, dtype=torch.float64, device=device) for name in _SCALARS}
         self.seed = torch.zeros(size, dtype=torch.long, device=device)
@@ -45,6 +47,9 @@ class SamplingTable:
         self.seed[slot] = request.seed
         self.choice[slot] = request.choice
         self.min_tokens[slot] = params.min_tokens
+        if request.constraint is not None:
+            self.constraints[slot] = request.constraint()
+            self.constraints[slot].advance(output)
         if params.penalised:
             self.in_prompt[slot] = False
             self.in_prompt[slot, self._ids(request.prompt)] = True
@@ -61,6 +66,14 @@ class SamplingTable:
 
     def clear(self, slot: int) -> None:
         self.requests[slot] = None
+        self.constraints.pop(slot, None)
+
+    def settle(self, slot: int, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], str | None]:
+        """What of a step's tokens stands under the slot's constraint, and why the row must end if it must."""
+        constraint = self.constraints.get(slot)
+        if constraint is None:
+            return tokens, None
+        return tokens[: constraint.advance(tokens)], constraint.failure
 
     def count(self, slots: list[int], tokens: list[int]) -> None:
         """Adds settled tokens to penalised slots; the two go in pairs."""

@@ -6,7 +6,7 @@ the tokenizer and the grammar library, no model.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -16,9 +16,10 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from headlong.errors import RequestError
 from headlong.params import Grammar
-from headlong.text.constraint import GrammarConstraint, Marker, Prepared, Vocabulary, explain
+from headlong.text.constraint import GrammarConstraint, Prepared, explain
 from headlong.text.grammar_source import refusal, translate
 from headlong.text.tokenizer import Tokenizer
+from headlong.text.vocabulary import Marker, Vocabulary
 from headlong.types import Constraint
 
 MAX_CACHED = 32
@@ -27,8 +28,8 @@ MAX_SECONDS = 10.0
 MAX_AT_ONCE = 4
 STACK_BYTES = 256 << 20
 """The library recurses from rule to rule; a chain of some thousand overruns a usual stack and ends the process."""
-LIMITS: Mapping[str, Any] = {"max_lexer_states": 50_000, "verbose_errors": False}
-"""Where the library's own are too wide: a lexer state takes a kilobyte or two, and grammars stay cached."""
+MAX_LEXER_STATES = 50_000
+"""A state takes a kilobyte or two, and grammars stay cached."""
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -38,17 +39,10 @@ class GrammarCompiler:
     """One per model. `vocab_size` is the model's, which may be more than the tokenizer's; `eos_ids` are allowed
     exactly where a grammar accepts."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        vocab_size: int,
-        eos_ids: Iterable[int],
-        limits: Mapping[str, Any] = LIMITS,
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Iterable[int]) -> None:
         self._tokenizer = tokenizer
         self._size = vocab_size
         self._eos_ids = frozenset(token for token in eos_ids if token < vocab_size)
-        self._limits = LLParserLimits(**limits)
         self._prepared: _Recent[tuple[str, str], Prepared] = _Recent(MAX_CACHED)
         self._markers: _Recent[str, Marker] = _Recent(MAX_CACHED)
         self._lock = threading.Lock()
@@ -70,11 +64,11 @@ class GrammarCompiler:
 
     def _prepare(self, grammar: Grammar) -> Prepared:
         build = partial(self._build, grammar)
-        return Prepared(_bounded(grammar, build), lambda: _deeply(build).result(MAX_SECONDS))
+        return Prepared(bounded(grammar, build), lambda: _deeply(build).result(MAX_SECONDS))
 
     def _build(self, grammar: Grammar) -> LLMatcher:
-        text = translate(grammar)
-        matcher = LLMatcher(self._of_library()[1], text, log_level=0, limits=self._limits)
+        limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+        matcher = LLMatcher(self._of_library()[1], translate(grammar), log_level=0, limits=limits)
         if matcher.is_error():
             raise refusal(grammar, explain(matcher.get_error()))
         if warnings := matcher.get_grammar_warnings():
@@ -107,7 +101,6 @@ class GrammarCompiler:
             marker = text.encode()
         except UnicodeEncodeError as error:
             raise RequestError("grammar.after is not valid Unicode; remove lone surrogates") from error
-        assert vocabulary.blank_mask.size, "made now: reading a large vocabulary would stall a step"
         return self._markers.get(text, lambda: Marker(marker, vocabulary))
 
     def _of_library(self) -> tuple[Vocabulary, LLTokenizer]:
@@ -116,9 +109,8 @@ class GrammarCompiler:
             if self._vocabulary is None:
                 vocabulary = Vocabulary(self._tokenizer, self._size, self._eos_ids)
                 eos = sorted(self._eos_ids)
-                library: Any = (
-                    LLTokenizer  # its stubs ask for its own wrapper class; its code, for the attributes
-                )
+                # Its stubs ask for a class of its own; its code, for that class's attributes.
+                library: Any = LLTokenizer
                 self._vocabulary = vocabulary, library(vocabulary, n_vocab=self._size, eos_token=eos)
             return self._vocabulary
 
@@ -149,9 +141,9 @@ _places = threading.BoundedSemaphore(MAX_AT_ONCE)
 _starting = threading.Lock()
 
 
-def _bounded(grammar: Grammar, work: Callable[[], Value]) -> Value:
-    """Waits for `work` no longer than `MAX_SECONDS`. A thread inside the library cannot be stopped; one that was
-    given up keeps its place until it is done, so that few can run."""
+def bounded(grammar: Grammar, work: Callable[[], Value]) -> Value:
+    """What `work` makes of a grammar somebody sent, on a deep stack and in `MAX_SECONDS` at most. A thread inside
+    the library cannot be stopped; one that was given up keeps its place until it is done, so that few can run."""
     if not _places.acquire(timeout=MAX_SECONDS):
         raise refusal(grammar, "others are still being compiled", "try again later")
     try:

@@ -12,19 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from headlong.errors import RequestError
 from headlong.params import Grammar, SamplingParams
+from headlong.server.settings import SAMPLING_FIELDS
 
 MAX_STOPS, MAX_STOP_CHARS = 16, 1000
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=2**31)]
-SAMPLING_FIELDS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-)
 
 
 class Strict(BaseModel):

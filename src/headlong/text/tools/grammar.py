@@ -16,6 +16,7 @@ from llguidance import LLMatcher, regex_to_lark
 
 from headlong.errors import RequestError
 from headlong.params import Grammar
+from headlong.text.grammar import bounded
 from headlong.text.grammar_source import MAX_CHARS, translate
 from headlong.text.tools import qwen3_coder
 from headlong.text.tools.schema import STRING, json_types, resolve, without_notes
@@ -142,7 +143,7 @@ def _fault(grammar: Grammar) -> str:
     if too_long := _too_long(grammar):
         return too_long
     try:
-        found = LLMatcher.validate_grammar(translate(grammar))
+        found = bounded(grammar, lambda: LLMatcher.validate_grammar(translate(grammar)))
     except RequestError as error:
         return str(error)
     return next((line.strip()[:300] for line in found.splitlines() if line.strip()), "")
