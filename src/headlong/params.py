@@ -130,7 +130,9 @@ class SamplingParams:
             raise RequestError(f"grammar must be a Grammar, not {self.grammar!r}")
         for name in ("min_tokens", "ignore_eos"):
             if getattr(self, name):
-                raise RequestError(f"{name} cannot be combined with a grammar, which decides where the output ends")
+                raise RequestError(
+                    f"{name} cannot be combined with a grammar, which decides where the output ends"
+                )
 
     def _tuple(self, name: str, kind: type) -> tuple[Any, ...]:
         value = getattr(self, name)
