@@ -20,7 +20,7 @@ class Dragon(BaseModel):
     """A dragon."""
 
     name: str = Field(max_length=16)
-    age: int
+    age: int = Field(ge=0, le=999)
 
 
 @tool
