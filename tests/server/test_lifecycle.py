@@ -127,3 +127,12 @@ def test_a_slow_reader_does_not_hold_the_others():
                     assert http.post("/v1/chat/completions", json=SHORT).status_code == 200
         wait_until(lambda: is_idle(running), "the slow reader's row is gone")
         running.engine.check_integrity()
+
+
+def test_small_writes_leave_at_once(running):
+    """A stream's chunks are small; held back for an acknowledgement, each kept connection would stall."""
+    with running.client() as http:
+        assert http.get("/health").status_code == 200
+        (connection,) = running.connections
+        accepted = connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0

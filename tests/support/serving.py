@@ -15,6 +15,7 @@ from headlong.server.auth import Auth, is_loopback
 from headlong.server.context import Server
 from headlong.server.pool import ModelPool
 from headlong.server.protocol import Limits, guarded
+from headlong.server.run import bind
 from headlong.server.settings import Settings
 
 
@@ -53,6 +54,11 @@ class RunningServer:
         assert self.server.pool.current is not None
         return self.server.pool.current.llm.service.engine
 
+    @property
+    def connections(self) -> set[Any]:
+        """The protocols of the connections that are open."""
+        return self._uvicorn.server_state.connections
+
     def client(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=60, trust_env=False, **options)
 
@@ -69,14 +75,13 @@ class RunningServer:
         pool = ModelPool(settings)
         await pool.start()
         self.app = build_app(settings, pool, auth)
-        config = uvicorn.Config(
-            self.app, host="127.0.0.1", port=0, http=guarded(Limits.of(settings)), log_config=None, ws="none"
-        )
+        config = uvicorn.Config(self.app, http=guarded(Limits.of(settings)), log_config=None, ws="none")
         self._uvicorn = uvicorn.Server(config)
-        serving = asyncio.create_task(self._uvicorn.serve())
+        listener = bind(settings)
+        self.port = listener.getsockname()[1]
+        serving = asyncio.create_task(self._uvicorn.serve(sockets=[listener]))
         while not self._uvicorn.started and not serving.done():
             await asyncio.sleep(0.01)
-        self.port = self._uvicorn.servers[0].sockets[0].getsockname()[1]
         self._ready.set()
         await serving
         await pool.close()

@@ -8,6 +8,7 @@ by the end of the connection. Knows bytes and clocks; no route, no key.
 import asyncio
 import json
 import logging
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from http import HTTPStatus
@@ -122,6 +123,9 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         full = len(self.connections) >= self.limits.max_connections
         super().connection_made(transport)
+        # asyncio does this for sockets it made itself. Without it a chunk waits for the client's delayed
+        # acknowledgement of the one before: 40 ms on every connection that is kept.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._raw = transport
         self.transport = _Transport(transport, self)  # type: ignore[assignment]
         if full:
