@@ -96,8 +96,9 @@ class Exchange:
             await self._run(lambda piece: write(encoder.piece(piece)))
             await write(encoder.end(self._generation.result))
         except Exception as error:
-            self._record.failed(_told(error))
-            await write(encoder.error(_told(error)))
+            told = _told(error)
+            self._record.failed(told)
+            await write(encoder.error(told))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _run(self, write: Callable[[Piece], Awaitable[None]] | None) -> None:
