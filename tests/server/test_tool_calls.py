@@ -158,20 +158,40 @@ class TestReasoning:
         effort = tool_client.chat.completions.create(**given, reasoning_effort="none")
         assert effort.choices[0].message.content == off.choices[0].message.content
 
-    def test_grammar_begins_where_reasoning_ends(self, tool_client):
-        """The reasoning is free; a bias makes the weights close it, and from there on the schema holds."""
-        model = tool_client.models.list().data[0].id
-        given = ASK | {"model": model, "max_tokens": 120, "temperature": 0}
+    def test_grammar_begins_where_reasoning_ends(self, tool_client, tool_server):
+        """The reasoning is free. A bias makes the weights close it sooner or later; from there on the schema holds,
+        whichever draft of a step the end falls on."""
+        with tool_server.client() as http:
+            (end,) = http.post("/v1/token/encode", json={"text": "</think>"}).json()["tokens"]
         form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["Rome", "Paris"]}}}
-        free = tool_client.chat.completions.create(**given, response_format=form)
-        thought = free.choices[0].message
-        assert thought.reasoning_content and not thought.content, "nothing closes the reasoning here"
-        closed = [*ASK["messages"], {"role": "assistant", "content": "", "reasoning_content": "Easy."}]
-        again = [*closed, {"role": "user", "content": "So?"}]
-        for mtp in ("off", 5):
-            answer = tool_client.chat.completions.create(
-                **(given | {"messages": again}),
-                response_format=form,
-                extra_body=NO_THOUGHT | {"speculative": {"mtp": mtp}},
-            )
-            assert json.loads(answer.choices[0].message.content) in ("Rome", "Paris")
+        given = ASK | {
+            "model": tool_client.models.list().data[0].id,
+            "max_tokens": 90,
+            "response_format": form,
+        }
+        thought = 0
+        for seed in range(6):
+            answers = [
+                tool_client.chat.completions.create(
+                    **(given | {"seed": seed, "logit_bias": {str(end): 17.5}}),
+                    extra_body={"speculative": {"mtp": mtp}},
+                )
+                for mtp in ("off", 1, 5)
+            ]
+            messages = [answer.choices[0].message for answer in answers]
+            assert len({(one.content, getattr(one, "reasoning_content", None)) for one in messages}) == 1
+            if answers[0].choices[0].finish_reason == "stop" and messages[0].content:
+                assert json.loads(messages[0].content) in ("Rome", "Paris")
+                thought += getattr(messages[0], "reasoning_content", None) is not None
+        assert thought >= 2, "some must have thought first"
+
+    def test_without_reasoning_the_grammar_begins_at_once(self, tool_client):
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["Rome", "Paris"]}}}
+        answer = tool_client.chat.completions.create(
+            **ASK,
+            model=tool_client.models.list().data[0].id,
+            max_tokens=40,
+            response_format=form,
+            extra_body=NO_THOUGHT,
+        )
+        assert json.loads(answer.choices[0].message.content) in ("Rome", "Paris")
