@@ -2,22 +2,12 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 
 from headlong.cli.main import main
 from headlong.engine.service import Service
-
-
-@dataclass(frozen=True)
-class Outcome:
-    code: int
-    out: str
-    err: str
-
-
-Headlong = Callable[..., Outcome]
+from support.command import Headlong, Outcome
 
 
 @pytest.fixture(scope="session")

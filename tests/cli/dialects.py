@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from conftest import Outcome
+from support.command import Outcome
 
 WORDS = ("One", " two", " three", " four", " five")
 CRLF_EVENT = "data: {}\r\n\r\n"

@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import Headlong
 
 from headlong.cli.prompts import read_prompts
 from headlong.errors import RequestError
 from headlong.llm import LLM
+from support.command import Headlong
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from conftest import Headlong
 from dialects import WORDS, DialectServer, only, record
+
+from support.command import Headlong
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from conftest import Headlong
 from dialects import DialectServer, record
+
+from support.command import Headlong
 
 
 @pytest.fixture(autouse=True)

@@ -5,10 +5,10 @@ import signal
 import sys
 
 import pytest
-from conftest import Headlong
 
 from headlong.cli import chat
 from headlong.cli.drafts import AnswerWriter
+from support.command import Headlong
 
 FLAGS = ("--max-tokens", "16", "--temperature", "0")
 

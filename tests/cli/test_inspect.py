@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Headlong
 from safetensors.torch import load_file, save_file
 
 from headlong.checkpoint.source import EMBEDDED
 from headlong.cli.modules import ranges
+from support.command import Headlong
 
 
 @pytest.fixture(scope="module")

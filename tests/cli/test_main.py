@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Headlong
 
 import headlong as package
 from headlong.cli import models, terminal
 from headlong.cli.help import page
+from support.command import Headlong
 
 PAGE = Path(__file__).parents[2] / "docs" / "help.md"
 COMMANDS = ("run", "chat", "inspect", "list", "bench")

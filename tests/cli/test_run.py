@@ -9,11 +9,11 @@ import sys
 from dataclasses import replace
 
 import pytest
-from conftest import Headlong
 
 from headlong.cli import compare
 from headlong.cli.drafts import TINT, UNTINT
 from headlong.llm import LLM
+from support.command import Headlong
 
 STORY = "Tell me a story."
 SHORT = ("--max-tokens", "24")

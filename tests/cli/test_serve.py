@@ -17,10 +17,10 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from conftest import Headlong
 
 from headlong.server import keys, logs
 from headlong.server.settings import SPECS
+from support.command import Headlong
 
 PATIENCE = 120
 KEY, ADMIN = "a-user-s-key-for-tests", "an-admin-s-key-for-tests"
