@@ -224,29 +224,6 @@ def test_duration_ends_a_run(headlong: Headlong, server: DialectServer) -> None:
     assert result["errors"].keys() == {"not sent"} and result["completed"] >= 2
 
 
-def test_llama_cpp(headlong: Headlong) -> None:
-    """A peer: its streams, its timings and its counters. HEADLONG_TEST_GGUF names a model file."""
-    xllamacpp = pytest.importorskip("xllamacpp")
-    if not (model := os.environ.get("HEADLONG_TEST_GGUF")):
-        pytest.skip("HEADLONG_TEST_GGUF names no model file")
-    params = xllamacpp.CommonParams()
-    params.model.path, params.port, params.n_ctx, params.n_parallel = model, 0, 2048, 2
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
-    params.endpoint_metrics = params.load_mtp = True
-    params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_MTP]
-    params.speculative.draft.n_max = 3
-    peer = xllamacpp.Server(params)
-    done = headlong(
-        "bench", "serve", "--url", peer.listening_address, "--concurrency", "2", "--max-tokens", "24"
-    )
-    assert done.code == 0
-    result = only(done)
-    assert result["errors"] == {} and result["tokens_counted_by"] == {"usage": result["requests"]}
-    assert record(done)["server"]["software"] == "llama.cpp"
-    assert result["acceptance"]["source"] == "timings" and result["acceptance"]["tokens_per_step"] > 1.5
-    del peer
-
-
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[str]:
     """Our own server, as a user starts it; its address."""

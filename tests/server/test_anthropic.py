@@ -403,6 +403,7 @@ REFUSED = [
     ({"max_tokens": 0}, "max_tokens", ""),
     ({"temperature": "hot"}, "temperature", ""),
     ({"speculative": {"trace": True}}, "speculative.trace", "remove"),
+    ({"speculative": {"mtp": 9}}, "speculative.mtp", "maximum"),
     ({"mcp_servers": []}, "mcp_servers", "not supported"),
     ({"n": 2}, "n", "not supported"),
 ]

@@ -66,6 +66,7 @@ def test_a_client_that_leaves_frees_its_pages(running, stream):
         wait_until(lambda: usage(running).running == 1, "the row runs")
     wait_until(lambda: is_idle(running), "the row is gone")
     wait_until(lambda: running.server.observer.history[0]["finish_reason"] == "cancelled", "recorded")
+    assert running.server.observer.history[0]["prompt_tokens"] > 0, "it was read all the same"
     running.engine.check_integrity()
 
 

@@ -94,6 +94,8 @@ def test_snapshot():
         assert second["positions"][0]["tried"] >= second["positions"][0]["accepted"] > 0
         request = second["requests"][0]
         assert request["completion_tokens"] == 80 and request["mtp"] and request["ttft_ms"] > 0
+        assert request["drafted"] == second["totals"]["drafted"]
+        assert request["accepted"] == second["totals"]["accepted"]
         assert second["rows"] == {"running": 0, "waiting": 0, "max": 16, "queue_limit": 256}
 
 

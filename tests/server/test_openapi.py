@@ -28,13 +28,14 @@ CASES = [(one, GenerationMode.POSITIVE) for one in FUZZED]
 CASES += [(one, GenerationMode.NEGATIVE) for one in FUZZED if one.body is not None]
 
 
+@pytest.mark.parametrize("examples", [30, pytest.param(400, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("endpoint", "mode"), CASES, ids=lambda part: getattr(part, "path", str(part)))
-def test_no_server_error(running, endpoint, mode):
+def test_no_server_error(running, endpoint, mode, examples):
     found = schemathesis.openapi.from_url(f"{running.url}/openapi.json")
     operation = found[endpoint.path.replace(":path", "")][endpoint.method]
 
     @given(case=operation.as_strategy(generation_mode=mode))
-    @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     def fuzz(case):
         response = case.call(timeout=30)
         case.validate_response(response, checks=[not_a_server_error])

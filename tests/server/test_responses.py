@@ -389,6 +389,7 @@ REFUSED = [
     ({"max_output_tokens": 0}, "max_output_tokens", ""),
     ({"n": 2}, "n", "one output"),
     ({"speculative": {"trace": True}}, "speculative.trace", "remove"),
+    ({"speculative": {"mtp": 9}}, "speculative.mtp", "maximum"),
     ({"max_tool_calls": 1}, "max_tool_calls", "leave it out"),
     ({"shoe_size": 44}, "shoe_size", "not supported"),
 ]

@@ -17,13 +17,11 @@ from headlong.server.logprobs import shown
 from headlong.server.model import Model
 from headlong.server.prompting import chat_job, sampling_fields
 from headlong.server.renaming import fields_named
-from headlong.server.reply import event
+from headlong.server.reply import DONE, event
 from headlong.server.schemas.chat import ChatRequest
 from headlong.server.trace import Tracer
 from headlong.text.output import Content, OutputEvent, Reasoning, ToolCallArguments, ToolCallStart
 from headlong.types import TokenLogprobs
-
-DONE = "data: [DONE]\n\n"
 
 
 async def chat_completions(request: Request) -> Response:

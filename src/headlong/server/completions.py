@@ -23,7 +23,7 @@ from headlong.server.prompting import (
     sampling_fields,
 )
 from headlong.server.renaming import fields_named
-from headlong.server.reply import event
+from headlong.server.reply import DONE, event
 from headlong.server.schemas.completions import CompletionRequest
 from headlong.server.settings import Settings
 from headlong.server.trace import Tracer
@@ -32,7 +32,6 @@ from headlong.types import TokenLogprobs
 
 DEFAULT_TOKENS = 16
 """OpenAI's, for this endpoint."""
-DONE = "data: [DONE]\n\n"
 
 
 async def completions(request: Request) -> Response:

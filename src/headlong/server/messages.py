@@ -17,7 +17,7 @@ from headlong.server.body import read_json
 from headlong.server.generation import Job
 from headlong.server.messages_encoder import MessagesEncoder
 from headlong.server.model import Model
-from headlong.server.prompting import chat_job, render
+from headlong.server.prompting import DRAFTING_FIELDS, chat_job, render
 from headlong.server.renaming import fields_named
 from headlong.server.reply import JsonReply
 from headlong.server.schemas import chat
@@ -42,6 +42,7 @@ _FIELDS = {
     "response_format": "output_config.format",
     "grammar": "output_config.format",
     "stop": "stop_sequences",
+    **DRAFTING_FIELDS,
 }
 
 

@@ -33,12 +33,15 @@ class Record:
     endpoint: str
     caller: str
     model: str
+    prompt_tokens: int
     status: int = 200
     finish_reason: str | None = None
     error: str | None = None
     prompts: list[str] = field(default_factory=list)
     """Their texts, if the settings want them in the log."""
     num_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
     last_chunk: dict[int, float] = field(default_factory=dict)
     gaps: list[tuple[float, int]] = field(default_factory=list)
     """(seconds since the choice's last chunk, tokens in this one)."""
@@ -46,6 +49,8 @@ class Record:
     def saw(self, piece: Piece) -> None:
         now = time.perf_counter()
         self.num_tokens += len(piece.chunk.token_ids)
+        self.drafted += piece.chunk.num_drafted
+        self.accepted += piece.chunk.num_accepted
         before = self.last_chunk.get(piece.index)
         if before is not None and piece.chunk.token_ids:
             self.gaps.append((now - before, len(piece.chunk.token_ids)))
@@ -81,7 +86,8 @@ class Observer:
         )
 
     def begin(self, request: Request, job: Job, model: Model) -> Record:
-        record = Record(request.state.id, job.endpoint, request.state.caller.name, model.id)
+        prompt_tokens = sum(map(len, job.prompts))
+        record = Record(request.state.id, job.endpoint, request.state.caller.name, model.id, prompt_tokens)
         tokenizer = model.llm.service.tokenizer
         if self._settings.log_prompts and tokenizer is not None:
             record.prompts = [tokenizer.decode(prompt, skip_special_tokens=False) for prompt in job.prompts]
@@ -129,7 +135,7 @@ class Observer:
 
 
 def _facts(record: Record, result: Result, done: list[Completion]) -> dict[str, Any]:
-    """What the page's history shows, and the log."""
+    """What the page's history shows, and the log. A request that was left has its counts, not its rates."""
     stats = [completion.stats for completion in done]
     steps = sum(one.steps for one in stats)
     decode_seconds = max((one.decode_seconds for one in stats), default=0.0)
@@ -138,18 +144,18 @@ def _facts(record: Record, result: Result, done: list[Completion]) -> dict[str, 
         "id": record.id,
         "endpoint": record.endpoint,
         "finished_at": time.time(),
-        "prompt_tokens": sum(one.prompt_tokens for one in stats[:: max(1, len(stats) // result.num_prompts)]),
+        "prompt_tokens": record.prompt_tokens,
         "completion_tokens": record.num_tokens,
         "ttft_ms": None if result.first_token is None else round(result.first_token * 1000, 2),
         "seconds": round(result.seconds, 4),
         "tokens_per_second": round(decoded / decode_seconds, 2) if decode_seconds else None,
         "tokens_per_step": round(decoded / steps, 3) if steps else None,
-        "drafted": sum(one.drafted for one in stats),
-        "accepted": sum(one.accepted for one in stats),
+        "drafted": record.drafted,
+        "accepted": record.accepted,
         "acceptance_per_position": [round(share, 3) for share in stats[0].acceptance_per_position]
         if stats
         else [],
-        "mtp": any(one.mtp.ran for one in stats),
+        "mtp": record.drafted > 0,
         "mtp_reason": stats[0].mtp.reason if stats else None,
         "finish_reason": record.finish_reason,
     }

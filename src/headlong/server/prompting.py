@@ -21,6 +21,8 @@ from headlong.text.tools.grammar import check_tools
 
 OPENAI_TEMPERATURE = 1.0
 """OpenAI's default, where neither the checkpoint nor the settings have one."""
+DRAFTING_FIELDS = {"draft_tokens": "speculative.mtp", "verify": "speculative.verify"}
+"""What every dialect calls these fields of `SamplingParams`."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,9 @@ def output_tokens(model: Model, settings: Settings, prompt_len: int, wanted: int
 
 
 def sampling_fields(body: Sampling) -> dict[str, str]:
-    """What OpenAI's dialects call the fields of `SamplingParams` that have other names there."""
+    """What chat and completions call the fields of `SamplingParams` that have other names there."""
     form = "response_format" if body.structured_outputs is None else "structured_outputs"
-    return {"grammar": form, "draft_tokens": "speculative.mtp", "verify": "speculative.verify"}
+    return {"grammar": form} | DRAFTING_FIELDS
 
 
 def check_drafting(model: Model, body: Sampling) -> None:

@@ -21,6 +21,8 @@ from headlong.server.generation import Generation, Job, Piece, Result
 from headlong.server.observer import Observer
 
 log = logging.getLogger(__name__)
+DONE = "data: [DONE]\n\n"
+"""How OpenAI's older streams end."""
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 Value = TypeVar("Value")
 

@@ -13,7 +13,7 @@ from headlong.server.admission import admit
 from headlong.server.body import read_json
 from headlong.server.generation import Job
 from headlong.server.model import Model
-from headlong.server.prompting import chat_job
+from headlong.server.prompting import DRAFTING_FIELDS, chat_job
 from headlong.server.renaming import fields_named
 from headlong.server.responses_encoder import ResponsesEncoder
 from headlong.server.schemas import chat
@@ -43,6 +43,7 @@ _FIELDS = {
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
     "grammar": "text.format",
+    **DRAFTING_FIELDS,
 }
 
 
