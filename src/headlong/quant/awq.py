@@ -1,0 +1,106 @@
+"""AWQ: four-bit integers, eight output features to a word in an order of their own; zero points alike.
+
+Knows nothing of GPTQ, whose parts have the same names and other shapes, nor of who multiplies.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from headlong.errors import CheckpointError
+from headlong.quant.format import Format, Part, Shape
+from headlong.quant.ints import GroupedInts, ints_label, pick_fields
+from headlong.quant.parts import SCALE_BITS, Rows, check_finite, even_group, expect, row_numbers
+
+WIDTH = 4
+PER_WORD = 8
+PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Which nibble of its word each of eight features lies in: the nibbles hold features 0 2 4 6 1 3 5 7."""
+
+
+@dataclass(frozen=True)
+class AwqFormat(Format):
+    name = "awq"
+    reads: ClassVar[frozenset[str]] = frozenset({"qweight", "qzeros", "scales"})
+
+    group: int
+    """Columns that share a scale and a zero."""
+    channel: bool = False
+    scale_bits: int = 16
+
+    @property
+    def label(self) -> str:
+        return f"awq {ints_label(WIDTH, None if self.channel else self.group)}"
+
+    @property
+    def bits(self) -> float:
+        return WIDTH + (self.scale_bits + WIDTH) / self.group
+
+    @classmethod
+    def detect(
+        cls,
+        parts: Mapping[str, Part],
+        shape: Shape,
+        hint: Mapping[str, Any],  # noqa: ARG003
+    ) -> "AwqFormat | None":
+        out_features, in_features = shape
+        words = out_features // PER_WORD
+        if (
+            "qweight" not in parts
+            or parts["qweight"].shape != (in_features, words)
+            or out_features % PER_WORD
+        ):
+            return None
+        expect(parts, "qweight", ("I32",))
+        scales = expect(parts, "scales", SCALE_BITS)
+        if len(scales.shape) != 2 or scales.shape[1] != out_features:
+            raise CheckpointError(
+                f"scales have the shape {list(scales.shape)}, which must be [groups, {out_features}]"
+            )
+        groups = scales.shape[0]
+        expect(parts, "qzeros", ("I32",), (groups, words))
+        return cls(even_group("scales", in_features, groups), groups == 1, SCALE_BITS[scales.dtype])
+
+    def pack(self, parts: Mapping[str, Tensor], shape: Shape) -> "AwqWeight":
+        out_features, in_features = shape
+        return AwqWeight(
+            self,
+            out_features,
+            in_features,
+            group=self.group,
+            g_idx=None,
+            qweight_DW=parts["qweight"],
+            qzeros_GW=parts["qzeros"],
+            scales_GO=check_finite("scales", parts["scales"]),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class AwqWeight(GroupedInts):
+    qweight_DW: Tensor
+    qzeros_GW: Tensor
+    scales_GO: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.qweight_DW, self.qzeros_GW, self.scales_GO)
+
+    def codes(self, rows: Rows) -> Tensor:
+        if isinstance(rows, Tensor):
+            return pick_fields(self.qweight_DW, rows, WIDTH, PLACES).contiguous()
+        # Rows that follow each other share words, so each word is read once.
+        before, words = rows.start // PER_WORD, slice(rows.start // PER_WORD, -(-rows.stop // PER_WORD))
+        words_WD = self.qweight_DW[:, words].t().contiguous()
+        codes_WPD = words_WD.new_empty((words_WD.shape[0], PER_WORD, self.in_features), dtype=torch.float32)
+        for row, place in enumerate(PLACES):
+            codes_WPD[:, row] = (words_WD >> WIDTH * place).bitwise_and_(15)
+        return codes_WPD.flatten(0, 1)[rows.start - before * PER_WORD : rows.stop - before * PER_WORD]
+
+    def zeros(self, rows: Rows) -> Tensor:
+        return pick_fields(self.qzeros_GW, row_numbers(rows, self.device), WIDTH, PLACES)
+
+    def scales(self, rows: Rows) -> Tensor:
+        return self.scales_GO[:, rows].t().float()

@@ -1,0 +1,66 @@
+"""Which family a module's parts belong to. Each family is asked; every part must be read or left alone knowingly.
+
+Knows dtypes and shapes; no files, no names of modules, no values.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from headlong.errors import CheckpointError
+from headlong.quant.awq import AwqFormat
+from headlong.quant.compressed import CompressedInts
+from headlong.quant.format import Format, Part, Shape
+from headlong.quant.fp8 import Fp8Format
+from headlong.quant.gguf import GgufBlocks
+from headlong.quant.gptq import GptqFormat
+from headlong.quant.mlx import MlxFormat
+from headlong.quant.nvfp4 import Nvfp4Format
+from headlong.quant.parts import ACTIVATION_PARTS, listed
+from headlong.quant.plain import PlainFormat
+
+FAMILIES = (PlainFormat, Fp8Format, Nvfp4Format, CompressedInts, GptqFormat, AwqFormat, MlxFormat)
+"""Those that may be of several parts, in the order of asking."""
+
+PART_NAMES: frozenset[str] = frozenset(ACTIVATION_PARTS) | {
+    "weight",
+    "weight_scale",
+    "weight_scale_inv",
+    "weight_scale_2",
+    "weight_packed",
+    "weight_shape",
+    "weight_zero_point",
+    "weight_g_idx",
+    "weight_global_scale",
+    "qweight",
+    "qzeros",
+    "scales",
+    "g_idx",
+    "biases",
+}
+"""Every suffix that some format knows."""
+
+
+def detect(parts: Mapping[str, Part], shape: Shape, hint: Mapping[str, Any]) -> Format:
+    """The format of the [out, in] matrix stored as `parts`; `hint` decides only what they leave open.
+
+    Raises `CheckpointError` with all parts in it if no family fits, or if a part is left that the family does not
+    know.
+    """
+    try:
+        found = _ask(parts, shape, hint)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; stored are {listed(parts)}") from None
+    if found is None:
+        raise CheckpointError(f"no format is known that stores a {list(shape)} weight as {listed(parts)}")
+    return found
+
+
+def _ask(parts: Mapping[str, Part], shape: Shape, hint: Mapping[str, Any]) -> Format | None:
+    for family in FAMILIES:
+        found = family.detect(parts, shape, hint)
+        if found is not None:
+            left = sorted(parts.keys() - found.reads - found.unused.keys())
+            if left:
+                raise CheckpointError(f"{', '.join(left)} cannot be part of a {found.label} weight")
+            return found
+    return GgufBlocks.detect(parts, shape, hint)

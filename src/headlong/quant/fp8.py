@@ -1,0 +1,174 @@
+"""FP8: eight-bit floats times a scale per block, per row or for the whole matrix.
+
+Whether it is called `weight_scale` or `weight_scale_inv`, the scale multiplies. Activations stay in float, so their
+static scales are left alone. Knows nothing of who multiplies.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import ceil
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from headlong.errors import CheckpointError
+from headlong.quant.format import Format, Part, Shape
+from headlong.quant.parts import (
+    ACTIVATION_PARTS,
+    SCALAR_SHAPES,
+    SCALE_BITS,
+    Rows,
+    RowWeight,
+    by_group,
+    check_finite,
+    expect,
+    row_numbers,
+)
+
+FP8_DTYPES = ("F8_E4M3", "F8_E5M2")
+SCALE_NAMES = ("weight_scale_inv", "weight_scale")
+USUAL_BLOCK = (128, 128)
+
+Block = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Fp8Format(Format):
+    name = "fp8"
+    reads: ClassVar[frozenset[str]] = frozenset({"weight", *SCALE_NAMES})
+    unused = ACTIVATION_PARTS
+
+    granularity: Literal["block", "channel", "tensor"]
+    block: Block
+    """Rows and columns that share a scale; at the edges blocks may be cut off."""
+    dtype: str = "F8_E4M3"
+    scale_name: str = "weight_scale"
+    scale_bits: int = 32
+
+    @property
+    def label(self) -> str:
+        kind = "fp8" if self.dtype == "F8_E4M3" else "fp8 e5m2"
+        if self.granularity == "block":
+            return f"{kind} {self.block[0]}x{self.block[1]}"
+        return f"{kind} {self.granularity}"
+
+    @property
+    def bits(self) -> float:
+        return 8 + self.scale_bits / (self.block[0] * self.block[1])
+
+    @classmethod
+    def detect(cls, parts: Mapping[str, Part], shape: Shape, hint: Mapping[str, Any]) -> "Fp8Format | None":
+        if "weight" not in parts or parts["weight"].dtype not in FP8_DTYPES:
+            return None
+        weight = expect(parts, "weight", FP8_DTYPES, shape)
+        names = [name for name in SCALE_NAMES if name in parts]
+        if not names:
+            raise CheckpointError("an FP8 weight needs weight_scale or weight_scale_inv beside it")
+        if len(names) > 1:
+            raise CheckpointError(
+                "an FP8 weight has one scale, weight_scale or weight_scale_inv, and here are both"
+            )
+        (name,) = names
+        scale = expect(parts, name, SCALE_BITS)
+        granularity, block = _shared_by(
+            name, scale.shape, (shape[0], shape[1]), hint.get("weight_block_size")
+        )
+        return cls(granularity, block, weight.dtype, name, SCALE_BITS[scale.dtype])
+
+    def pack(self, parts: Mapping[str, Tensor], shape: Shape) -> "Fp8Weight":
+        out_features, in_features = shape
+        rows, columns = self.block
+        scale = check_finite(self.scale_name, parts[self.scale_name])
+        grid = (ceil(out_features / rows), ceil(in_features / columns))
+        return Fp8Weight(self, out_features, in_features, self.block, parts["weight"], scale.view(grid))
+
+
+def _shared_by(
+    name: str, scale: Shape, shape: Block, hinted: Any
+) -> tuple[Literal["block", "channel", "tensor"], Block]:
+    out_features, in_features = shape
+    known = [block for block in (_as_block(hinted), USUAL_BLOCK) if block is not None]
+    fitting = [block for block in known if _grid(shape, block) == scale]
+    # Under the block formats' own name a [1, 1] is one cut-off block; elsewhere it is a scale for all.
+    if fitting and name == "weight_scale_inv":
+        return "block", fitting[0]
+    if scale in ((out_features,), (out_features, 1)):
+        return "channel", (1, in_features)
+    block = _as_block(hinted)
+    # Smaller blocks than the config's are a choice, larger ones are scales that were lost.
+    if name == "weight_scale_inv" and block is not None and len(scale) == 2:
+        wanted = _grid(shape, block)
+        if any(found < least for found, least in zip(scale, wanted, strict=True)):
+            raise CheckpointError(
+                f"{name} has the shape {list(scale)}, which must be {list(wanted)} for blocks of {list(block)}"
+            )
+    if scale in SCALAR_SHAPES:
+        return "tensor", (out_features, in_features)
+    if fitting:
+        return "block", fitting[0]
+    if len(scale) == 2:
+        rows, columns = _power_of_two(out_features, scale[0]), _power_of_two(in_features, scale[1])
+        if rows and columns:
+            return "block", (rows, columns)
+    raise CheckpointError(
+        f"{name} has the shape {list(scale)}, which is no scale per tensor, row or block of {list(shape)}"
+    )
+
+
+def _as_block(hinted: Any) -> Block | None:
+    match hinted:
+        case [int(rows), int(columns)] if rows > 0 and columns > 0:
+            return rows, columns
+    return None
+
+
+def _grid(shape: Block, block: Block) -> Shape:
+    return (ceil(shape[0] / block[0]), ceil(shape[1] / block[1]))
+
+
+def _power_of_two(size: int, blocks: int) -> int | None:
+    """The smallest power of two that cuts `size` into so many blocks."""
+    side = 1
+    while ceil(size / side) > max(blocks, 1):
+        side *= 2
+    return side if ceil(size / side) == blocks else None
+
+
+def decode_fp8(tensor: Tensor) -> Tensor:
+    """Any eight-bit floats as a new float32 of the same shape."""
+    codes = tensor.view(torch.uint8).reshape(-1).int()
+    return _values(tensor.dtype, tensor.device).index_select(0, codes).view(tensor.shape)
+
+
+@cache
+def _values(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What each byte means. Looking it up is several times faster than PyTorch's conversion on a CPU."""
+    return torch.arange(256, dtype=torch.uint8).view(dtype).float().to(device)
+
+
+@dataclass(frozen=True, eq=False)
+class Fp8Weight(RowWeight):
+    block: Block
+    weight_OD: Tensor
+    scale_RC: Tensor
+    """One number per block of rows and columns."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.weight_OD, self.scale_RC)
+
+    def unpack(self, rows: Rows) -> Tensor:
+        values_ND = decode_fp8(self.weight_OD[rows])
+        for values, scales in by_group(values_ND, self._scales(rows), self.block[1]):
+            values.mul_(scales)
+        return values_ND
+
+    def _scales(self, rows: Rows) -> Tensor:
+        per_scale = self.block[0]
+        if self.scale_RC.shape[0] == 1:
+            return self.scale_RC.float()
+        if per_scale == 1:
+            return self.scale_RC[rows].float()
+        return self.scale_RC[row_numbers(rows, self.device) // per_scale].float()

@@ -1,0 +1,136 @@
+"""The block types of GGUF files as one family: rows of blocks, each block with its own scales.
+
+A row is a whole number of blocks, so rows can be cut out and reordered without unpacking. How a block's bytes become
+numbers is in `gguf_blocks.py`. Knows nothing of the container, of tensor names or of who multiplies.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from headlong.errors import CheckpointError
+from headlong.quant.format import Format, PackedWeight, Part, Shape
+from headlong.quant.gguf_blocks import unpack
+
+BLOCK_SIZES: dict[str, tuple[int, int]] = {
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q8_0": (32, 34),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+    "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136),
+}
+"""Elements and bytes of one block."""
+
+_FLOAT16_AT: dict[str, tuple[int, ...]] = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+}
+"""Where in a block its float16 fields lie; every other byte pattern is a valid number."""
+
+
+class GgufWeight(PackedWeight):
+    """Rows of blocks, as in the file."""
+
+    def __init__(self, format: "GgufBlocks", data: Tensor, in_features: int):
+        """`data` is uint8 [out_features, bytes per row], contiguous; it is kept, not copied."""
+        self.format = self._blocks = format
+        self.data = data
+        self.out_features = data.shape[0]
+        self.in_features = in_features
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.data,)
+
+    def dequantize(self, first: int, last: int) -> Tensor:
+        return self._unpacked(self.data[first:last])
+
+    def dequantize_rows(self, rows_N: Tensor) -> Tensor:
+        return self._unpacked(self.data.index_select(0, rows_N))
+
+    def permuted(self, order: Tensor) -> "GgufWeight":
+        """The same weight with row `order[i]` in place i; copies the rows, unpacks nothing."""
+        return GgufWeight(self._blocks, self.data.index_select(0, order), self.in_features)
+
+    def _unpacked(self, rows: Tensor) -> Tensor:
+        num_blocks = len(rows) * (self.in_features // self._blocks.block_elements)
+        blocks = rows.view(num_blocks, self._blocks.block_bytes)
+        return unpack(blocks, self._blocks.type_name).view(len(rows), self.in_features)
+
+
+@dataclass(frozen=True)
+class GgufBlocks(Format):
+    """One of `BLOCK_SIZES`."""
+
+    name: ClassVar[str] = "gguf"
+    type_name: str
+
+    @property
+    def label(self) -> str:
+        return self.type_name
+
+    @property
+    def bits(self) -> float:
+        return self.block_bytes * 8 / self.block_elements
+
+    @property
+    def block_elements(self) -> int:
+        return BLOCK_SIZES[self.type_name][0]
+
+    @property
+    def block_bytes(self) -> int:
+        return BLOCK_SIZES[self.type_name][1]
+
+    @classmethod
+    def detect(
+        cls,
+        parts: Mapping[str, Part],
+        shape: Shape,
+        hint: Mapping[str, Any],  # noqa: ARG003 - the type says everything
+    ) -> "GgufBlocks | None":
+        if parts.keys() != {"weight"} or (part := parts["weight"]).dtype not in BLOCK_SIZES:
+            return None
+        if part.shape != shape:
+            raise CheckpointError(f"weight: stored as {list(part.shape)}, but the model needs {list(shape)}")
+        format = cls(part.dtype)
+        if len(shape) != 2 or shape[1] % format.block_elements:
+            raise CheckpointError(
+                f"weight: {list(shape)} cannot be {part.dtype}, "
+                f"which takes rows of a multiple of {format.block_elements}"
+            )
+        return format
+
+    def pack(self, parts: Mapping[str, Tensor], shape: Shape) -> GgufWeight:
+        data, num_blocks = parts["weight"], shape[1] // self.block_elements
+        assert data.dtype == torch.uint8 and data.is_contiguous()
+        assert tuple(data.shape) == (shape[0], num_blocks * self.block_bytes)
+        halves = data.view(torch.float16).view(shape[0], num_blocks, self.block_bytes // 2)
+        for at in _FLOAT16_AT[self.type_name]:
+            finite = halves[..., at // 2].isfinite()
+            if not finite.all():
+                row, block = (~finite).nonzero()[0].tolist()
+                value = halves[row, block, at // 2].item()
+                raise CheckpointError(
+                    f"weight: a scale of block {block} in row {row} is {value}; the file is damaged, fetch it again"
+                )
+        return GgufWeight(self, data, shape[1])

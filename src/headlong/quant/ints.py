@@ -1,0 +1,127 @@
+"""What formats of small integers share: unpacking fields of a few bits, and (code - zero) * scale by group.
+
+Knows neither names of parts nor whose layout it is.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import ceil, gcd
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headlong.quant.parts import Rows, RowWeight, by_group, check_in_range
+
+WORD_BITS = 32
+
+
+def lookup_nibbles(packed_RB: Tensor, meaning: tuple[float, ...]) -> Tensor:
+    """What both halves of each byte mean, the low one first, as float32 [R, 2B]."""
+    pairs = _pairs(meaning, packed_RB.device).index_select(0, packed_RB.reshape(-1).int())
+    return pairs.view(torch.float32).view(packed_RB.shape[0], -1)
+
+
+@cache
+def _pairs(meaning: tuple[float, ...], device: torch.device) -> Tensor:
+    """For each byte two floats side by side in one int64, which is looked up faster than two floats."""
+    values, codes = torch.tensor(meaning), torch.arange(256)
+    return torch.stack((values[codes & 15], values[codes >> 4]), dim=1).view(torch.int64).view(256).to(device)
+
+
+def unpack_fields(packed_RB: Tensor, bits: int, count: int, lowest: int = 0) -> Tensor:
+    """The first `count` fields of rows that are dense little-endian streams of bits, as float32 [R, count].
+
+    A field of zeros means `lowest`.
+    """
+    if bits == 4:
+        meaning = tuple(float(lowest + code) for code in range(16))
+        return lookup_nibbles(packed_RB, meaning)[:, :count].contiguous()
+    values_RN = packed_RB.float() if bits == 8 else _shifted_fields(packed_RB, bits)
+    return values_RN[:, :count].contiguous().add_(lowest)
+
+
+def _shifted_fields(packed_RB: Tensor, bits: int) -> Tensor:
+    """So many bytes at a time that fields begin anew: 8 fields of 3 bits in 3 bytes, 4 of 6 in 3, 4 of 2 in 1."""
+    period = 8 // gcd(8, bits)
+    chunks_RCB = packed_RB.unflatten(1, (-1, bits * period // 8))
+    values_RCP = packed_RB.new_empty((*chunks_RCB.shape[:2], period), dtype=torch.float32)
+    for position in range(period):
+        byte, shift = divmod(position * bits, 8)
+        field = chunks_RCB[..., byte] >> shift
+        if shift + bits > 8:
+            field |= chunks_RCB[..., byte + 1] << (8 - shift)
+        values_RCP[..., position] = field.bitwise_and_((1 << bits) - 1)
+    return values_RCP.flatten(1)
+
+
+def pick_fields(words_GW: Tensor, index_N: Tensor, bits: int, places: tuple[int, ...] = ()) -> Tensor:
+    """The fields numbered `index_N` of each row of words, as float32 [N, G].
+
+    `places` says where in its word a field lies, if not in the order of the numbers.
+    """
+    per_word = WORD_BITS // bits
+    place_N = index_N % per_word
+    if places:
+        place_N = torch.tensor(places, device=place_N.device)[place_N]
+    words_GN = words_GW[:, index_N // per_word]
+    return words_GN.bitwise_right_shift_(bits * place_N.int()).bitwise_and_((1 << bits) - 1).t().float()
+
+
+def word_bits(words: int, count: int, allowed: tuple[int, ...], hinted: Any) -> int | None:
+    """The width of fields of which `count` fill so many words; where several do, what the config says."""
+    fitting = [bits for bits in allowed if ceil(count * bits / WORD_BITS) == words]
+    return hinted if hinted in fitting else fitting[0] if fitting else None
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedInts(RowWeight):
+    """(code - zero) * scale, where groups of columns share a zero and a scale."""
+
+    group: int
+    g_idx: Tensor | None
+    """Each column's group, where groups are not runs of columns."""
+
+    @abstractmethod
+    def codes(self, rows: Rows) -> Tensor:
+        """A new float32 [R, in_features]."""
+
+    @abstractmethod
+    def zeros(self, rows: Rows) -> Tensor | None:
+        """float32 [R, groups]; None if all are 0. One row stands for all."""
+
+    @abstractmethod
+    def scales(self, rows: Rows) -> Tensor:
+        """float32 [R, groups]. One row stands for all."""
+
+    def unpack(self, rows: Rows) -> Tensor:
+        values_RD, zeros_RG, scales_RG = self.codes(rows), self.zeros(rows), self.scales(rows)
+        if self.g_idx is not None:
+            if zeros_RG is not None:
+                values_RD.sub_(zeros_RG.index_select(1, self.g_idx))
+            return values_RD.mul_(scales_RG.index_select(1, self.g_idx))
+        if zeros_RG is not None:
+            for values, zeros in by_group(values_RD, zeros_RG, self.group):
+                values.sub_(zeros)
+        for values, scales in by_group(values_RD, scales_RG, self.group):
+            values.mul_(scales)
+        return values_RD
+
+
+def column_groups(name: str, parts: Mapping[str, Tensor], groups: int, group: int) -> Tensor | None:
+    """Each column's group; None where groups are runs of columns, which is what most files say at length."""
+    g_idx = parts[name]
+    # All -1 is how some writers say that the order was never changed.
+    if bool((g_idx == -1).all()):
+        return None
+    check_in_range(name, g_idx, 0, groups - 1)
+    runs = torch.arange(g_idx.numel(), device=g_idx.device) // group
+    return None if torch.equal(runs.to(g_idx.dtype), g_idx) else g_idx
+
+
+def ints_label(bits: int, group: int | None, *more: str) -> str:
+    """`group` is None for a scale per row, 0 for a single one."""
+    shared = "channel" if group is None else f"group {group}" if group else "tensor"
+    return " ".join((f"int{bits}", shared, *more))

@@ -1,0 +1,134 @@
+"""NVFP4: four-bit floats (e2m1), an e4m3 scale per group of 16 and one float32 for the whole matrix.
+
+modelopt multiplies with the last (`weight_scale_2`), compressed-tensors divides by it (`weight_global_scale`); the
+low half of a byte comes first in both. Activations stay in float. Knows nothing of who multiplies.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from torch import Tensor
+
+from headlong.errors import CheckpointError
+from headlong.quant.format import Format, Part, Shape
+from headlong.quant.fp8 import decode_fp8
+from headlong.quant.ints import lookup_nibbles
+from headlong.quant.parts import (
+    ACTIVATION_PARTS,
+    SCALAR_SHAPES,
+    Rows,
+    RowWeight,
+    by_group,
+    check_finite,
+    even_group,
+    expect,
+)
+
+GROUP = 16
+SCALE_BITS = 8
+
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E2M1 = (*_MAGNITUDES, *(-magnitude for magnitude in _MAGNITUDES))
+
+
+@dataclass(frozen=True)
+class Nvfp4Format(Format):
+    name = "nvfp4"
+    unused = ACTIVATION_PARTS
+
+    divides: bool
+    """compressed-tensors: divide by the global scale. modelopt: multiply with it."""
+    group: int = GROUP
+
+    @property
+    def codes_name(self) -> str:
+        return "weight_packed" if self.divides else "weight"
+
+    @property
+    def global_name(self) -> str:
+        return "weight_global_scale" if self.divides else "weight_scale_2"
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return frozenset({self.codes_name, "weight_scale", self.global_name})
+
+    @property
+    def label(self) -> str:
+        return self.name if self.group == GROUP else f"{self.name} group {self.group}"
+
+    @property
+    def bits(self) -> float:
+        return 4 + SCALE_BITS / self.group
+
+    @classmethod
+    def detect(
+        cls,
+        parts: Mapping[str, Part],
+        shape: Shape,
+        hint: Mapping[str, Any],  # noqa: ARG003
+    ) -> "Nvfp4Format | None":
+        claimed = [
+            name for name in ("weight", "weight_packed") if name in parts and parts[name].dtype == "U8"
+        ]
+        if len(claimed) != 1 or "weight_scale" not in parts:
+            return None
+        out_features, in_features = shape
+        found = cls(divides=claimed == ["weight_packed"])
+        if in_features % 2:
+            raise CheckpointError(
+                f"an NVFP4 weight cannot have an odd number of input features: {list(shape)}"
+            )
+        expect(parts, found.codes_name, ("U8",), (out_features, in_features // 2))
+        scale = expect(parts, "weight_scale", ("F8_E4M3",))
+        expect(parts, found.global_name, ("F32",), *SCALAR_SHAPES)
+        if len(scale.shape) != 2 or scale.shape[0] != out_features:
+            raise CheckpointError(
+                f"weight_scale has the shape {list(scale.shape)}, which must be [{out_features}, groups]"
+            )
+        groups = scale.shape[1]
+        if groups == ceil(in_features / GROUP):
+            return found
+        return cls(found.divides, even_group("weight_scale", in_features, groups))
+
+    def pack(self, parts: Mapping[str, Tensor], shape: Shape) -> "Nvfp4Weight":
+        scale = check_finite("weight_scale", parts["weight_scale"])
+        overall = check_finite(self.global_name, parts[self.global_name])
+        if not bool(overall.all()):
+            raise CheckpointError(
+                f"{self.global_name} is 0, so the weight has no values: the file is damaged"
+            )
+        out_features, in_features = shape
+        return Nvfp4Weight(
+            self,
+            out_features,
+            in_features,
+            self.group,
+            self.divides,
+            parts[self.codes_name],
+            scale,
+            overall.view(()),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Nvfp4Weight(RowWeight):
+    group: int
+    divides: bool
+    codes_OB: Tensor
+    """Two codes a byte."""
+    scale_OG: Tensor
+    global_scale: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.codes_OB, self.scale_OG, self.global_scale)
+
+    def unpack(self, rows: Rows) -> Tensor:
+        scales_RG = decode_fp8(self.scale_OG[rows])
+        scales_RG = scales_RG.div_(self.global_scale) if self.divides else scales_RG.mul_(self.global_scale)
+        values_RD = lookup_nibbles(self.codes_OB[rows], E2M1)
+        for values, scales in by_group(values_RD, scales_RG, self.group):
+            values.mul_(scales)
+        return values_RD

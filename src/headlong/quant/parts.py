@@ -1,0 +1,108 @@
+"""What every family needs of stored parts: checks of headers and values, rows, factors by group.
+
+Knows dtypes, shapes and values; nothing of how codes are packed.
+"""
+
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headlong.errors import CheckpointError
+from headlong.quant.format import Format, PackedWeight, Part, Shape
+
+FLOAT_BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16}
+SCALE_BITS = {"F32": 32, "F16": 16, "BF16": 16, "F8_E8M0": 8}
+SCALAR_SHAPES: tuple[Shape, ...] = ((), (1,), (1, 1))
+
+_KEPT_IN_FLOAT = "it quantises activations, which Headlong keeps in float"
+ACTIVATION_PARTS = {
+    "input_scale": _KEPT_IN_FLOAT,
+    "input_global_scale": _KEPT_IN_FLOAT,
+    "input_zero_point": _KEPT_IN_FLOAT,
+}
+
+Rows = slice | Tensor
+"""Rows of a matrix: [start, stop) or their numbers."""
+
+
+def listed(parts: Mapping[str, Part]) -> str:
+    """Every part with its dtype and shape, for messages."""
+    return ", ".join(f"{name} {part.dtype} {list(part.shape)}" for name, part in sorted(parts.items()))
+
+
+def expect(parts: Mapping[str, Part], name: str, dtypes: Collection[str], *shapes: Shape) -> Part:
+    """The part `name`, which must be there with one of these dtypes and, where any are given, shapes."""
+    part = parts.get(name)
+    if part is None:
+        raise CheckpointError(f"{name} is missing")
+    if part.dtype not in dtypes:
+        raise CheckpointError(f"{name} is {part.dtype}, which must be {' or '.join(dtypes)}")
+    if shapes and part.shape not in shapes:
+        wanted = " or ".join(str(list(shape)) for shape in shapes)
+        raise CheckpointError(f"{name} has the shape {list(part.shape)}, which must be {wanted}")
+    return part
+
+
+def even_group(name: str, columns: int, groups: int) -> int:
+    """The columns per group where they divide evenly."""
+    if groups < 1 or columns % groups:
+        raise CheckpointError(f"{name} has {groups} groups, which do not divide {columns} input features")
+    return columns // groups
+
+
+def check_finite(name: str, tensor: Tensor) -> Tensor:
+    """The same tensor, whose values must be neither infinite nor NaN."""
+    if tensor.element_size() == 1:
+        codes = torch.arange(256, dtype=torch.uint8)
+        wrong = codes[~codes.view(tensor.dtype).float().isfinite()].tolist()
+        flat = tensor.view(torch.uint8)
+        fine = not any(bool((flat == code).any()) for code in wrong)
+    else:
+        fine = bool(tensor.isfinite().all())
+    if not fine:
+        raise CheckpointError(f"{name} holds values that are not finite: the file is damaged")
+    return tensor
+
+
+def check_in_range(name: str, tensor: Tensor, first: int, last: int) -> Tensor:
+    """The same tensor, whose values must lie in [first, last]."""
+    if tensor.numel():
+        low, high = (int(bound) for bound in tensor.aminmax())
+        if low < first or high > last:
+            raise CheckpointError(f"{name} runs from {low} to {high} and must lie in {first} to {last}")
+    return tensor
+
+
+def row_numbers(rows: Rows, device: torch.device) -> Tensor:
+    return rows if isinstance(rows, Tensor) else torch.arange(rows.start, rows.stop, device=device)
+
+
+def by_group(values_RD: Tensor, factors_RG: Tensor, group: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Views of the values and of their groups' factors that broadcast together; the last group may be short."""
+    whole = values_RD.shape[1] // group
+    if whole:
+        yield values_RD[:, : whole * group].unflatten(1, (whole, group)), factors_RG[:, :whole, None]
+    if whole * group < values_RD.shape[1]:
+        yield values_RD[:, whole * group :], factors_RG[:, whole:]
+
+
+@dataclass(frozen=True, eq=False)
+class RowWeight(PackedWeight):
+    """A weight whose rows are unpacked the same way whether they follow each other or lie apart."""
+
+    format: Format
+    out_features: int
+    in_features: int
+
+    @abstractmethod
+    def unpack(self, rows: Rows) -> Tensor:
+        """The rows as a new float32 [R, in_features]."""
+
+    def dequantize(self, first: int, last: int) -> Tensor:
+        return self.unpack(slice(first, last))
+
+    def dequantize_rows(self, rows_N: Tensor) -> Tensor:
+        return self.unpack(rows_N)
