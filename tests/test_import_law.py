@@ -19,6 +19,7 @@ ORDER = (
     "types",
     "completion",
     "config",
+    "quant",
     "ops",
     "checkpoint",
     "state",
@@ -30,6 +31,7 @@ ORDER = (
     "engine",
     "llm",
     "async_llm",
+    "convert",
     "server",
     "cli",
 )
@@ -37,8 +39,9 @@ ORDER = (
 
 ONLY = {
     "text": {"errors", "params", "types"},
-    "ops": {"errors", "env", "types"},
-    "checkpoint": {"errors", "progress"},
+    "quant": {"errors"},
+    "ops": {"errors", "env", "types", "quant"},
+    "checkpoint": {"errors", "progress", "quant"},
 }
 """These may import even less than what is left of them."""
 

@@ -16,6 +16,9 @@ DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
+REPACKED = ("none", "fp8", "int8", "int4")
+"""What a head's matrices can be turned into on load; "none" unpacks them."""
+DRAFT_QUANTIZATIONS = ("auto", *REPACKED, "gptq", "gptq_v2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +28,11 @@ class EngineConfig:
     mtp: Literal["auto", "on", "off"] = "auto"
     draft_tokens: int | Literal["auto"] = "auto"
     """Drafts per step where a request does not say."""
+    draft_quantization: str = "auto"
+    """How the head is kept: as its tensors say, unpacked (none), packed on load (fp8, int8, int4); gptq and gptq_v2
+    say which zero points a GPTQ head has, which its tensors cannot."""
+    draft_dtype: str = "auto"
+    """What the head's unpacked matrices are kept in; by default as they are stored, where that is fast."""
     device: str = "auto"
     dtype: str = "auto"
     max_rows: int = 16
@@ -42,8 +50,13 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.mtp not in ("auto", "on", "off"):
             raise ConfigError(f"mtp must be 'auto', 'on' or 'off', not {self.mtp!r}")
-        if self.dtype != "auto" and self.dtype not in DTYPES:
-            raise ConfigError(f"dtype must be 'auto' or one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        for name in ("dtype", "draft_dtype"):
+            if (value := getattr(self, name)) != "auto" and value not in DTYPES:
+                raise ConfigError(f"{name} must be 'auto' or one of {', '.join(DTYPES)}, not {value!r}")
+        if self.draft_quantization not in DRAFT_QUANTIZATIONS:
+            raise ConfigError(
+                f"draft_quantization must be one of {', '.join(DRAFT_QUANTIZATIONS)}, not {self.draft_quantization!r}"
+            )
         _check("max_rows", self.max_rows, 1, 4096)
         _check("page_size", self.page_size, 16, 1024)
         _check("chunk_tokens", self.chunk_tokens, 1, 1 << 20)

@@ -8,10 +8,13 @@ import torch
 from safetensors.torch import save_file
 
 from headlong.checkpoint.checkpoint import Checkpoint
-from headlong.checkpoint.load import Expectations, WeightLoader, verify
+from headlong.checkpoint.detect import Detector
+from headlong.checkpoint.load import Expectations, Need, WeightLoader
 from headlong.checkpoint.names import NameMap
 from headlong.checkpoint.source import EMBEDDED
+from headlong.checkpoint.verify import Verifier
 from headlong.errors import CheckpointError, HeadError
+from headlong.quant.format import PackedWeight
 
 GATE_UP = "layers.0.mlp.experts.gate_up_proj"
 DOWN = "layers.0.mlp.experts.down_proj"
@@ -26,7 +29,18 @@ def open_with(folder, tensors: dict) -> tuple[Checkpoint, NameMap]:
 
 
 def loader(checkpoint, names, dtype=torch.float32, **kwargs) -> WeightLoader:
-    return WeightLoader(checkpoint, names, dtype, "cpu", **kwargs)
+    return WeightLoader(names, Detector(checkpoint, names), dtype, "cpu", **kwargs)
+
+
+def need(*shape: int) -> Need:
+    """A matrix, several in one tensor, or a vector, by the number of dimensions."""
+    return Need({2: "matrix", 3: "experts"}.get(len(shape), "vector"), shape)
+
+
+def verify(expected: dict, names, checkpoint, what="checkpoint", **kwargs) -> None:
+    Verifier(names, Detector(checkpoint, names)).verify(
+        {name: need(*shape) for name, shape in expected.items()}, what=what, where=checkpoint.folder, **kwargs
+    )
 
 
 def split_experts(gate_up: torch.Tensor, down: torch.Tensor) -> dict:
@@ -41,121 +55,143 @@ def split_experts(gate_up: torch.Tensor, down: torch.Tensor) -> dict:
 
 def test_expectations_record_and_allocate_nothing():
     source = Expectations({"a", "b"}, torch.bfloat16)
-    tensor = source.get("a", 10**6, 10**6)
+    tensor = source.matrix("a", 10**6, 10**6)
     assert tensor.is_meta and tensor.dtype is torch.bfloat16
-    assert source.get("s", dtype=torch.float32).dtype is torch.float32
-    assert source.expected == {"a": (10**6, 10**6), "s": ()}
-    assert source.has("b") and not source.has("c")
-    source.get("a", 10**6, 10**6)
+    assert source.vector("s", dtype=torch.float32).dtype is torch.float32
+    assert len(source.experts("e", 3, 4, 5)) == 3
+    assert source.expected == {"a": need(10**6, 10**6), "s": need(), "e": need(3, 4, 5)}
+    assert source.has("b") and not source.has("c") and not source.is_packed("a")
+    source.matrix("a", 10**6, 10**6)
     with pytest.raises(AssertionError, match="a is asked for"):
-        source.get("a", 3)
+        source.vector("a", 3)
 
 
 def test_loader_converts_checks_and_reports(tmp_path):
     weight = torch.randn(4, 8)
-    checkpoint, names = open_with(tmp_path, {"model.a": weight, "model.s": torch.tensor(2.0)})
+    checkpoint, names = open_with(tmp_path, {"model.a.weight": weight, "model.s": torch.tensor(2.0)})
     seen = []
-    source = loader(checkpoint, names, torch.bfloat16, progress=lambda *args: seen.append(args))
-    got = source.get("a", 4, 8)
+    source = loader(checkpoint, names, torch.bfloat16)
+    source.report = seen.append
+    got = source.matrix("a.weight", 4, 8)
     assert got.dtype is torch.bfloat16 and torch.equal(got, weight.bfloat16())
-    assert torch.equal(source.get("a", 4, 8, dtype=torch.float32), weight)
-    assert source.get("s").shape == ()
-    assert seen == [("load weights", 128, 132), ("load weights", 132, 132), ("load weights", 132, 132)]
-    assert source.has("a") and not source.has("model.a")
-    with pytest.raises(CheckpointError, match=r"'a': expected \[8, 4\], found \[4, 8\] on disk \(model.a\)"):
-        source.get("a", 8, 4)
-    with pytest.raises(CheckpointError, match="'b' is missing"):
-        source.get("b", 1)
+    assert torch.equal(source.vector("a.weight", 4, 8, dtype=torch.float32), weight)
+    assert source.vector("s").shape == ()
+    assert source.nbytes == 132 and seen == [128, 132, 132]
+    assert source.has("a.weight") and not source.has("model.a.weight")
+    for ask in (source.matrix, source.vector):
+        with pytest.raises(
+            CheckpointError, match=r"'a.weight' \(on disk model.a.weight\): expected .*\[8, 4\]"
+        ):
+            ask("a.weight", 8, 4)
+        with pytest.raises(CheckpointError, match=r"'b.weight' is missing"):
+            ask("b.weight", 1, 1)
 
 
-def test_progress_counts_only_what_is_wanted(tmp_path):
-    checkpoint, names = open_with(tmp_path, {"model.a": torch.ones(4), "mtp.b": torch.ones(4)})
+def test_only_what_is_wanted_is_counted(tmp_path):
+    checkpoint, names = open_with(tmp_path, {"model.a.weight": torch.ones(4), "mtp.b.weight": torch.ones(4)})
     seen = []
-    source = loader(checkpoint, names, progress=lambda *args: seen.append(args), label="x", wanted=["a"])
-    source.get("a", 4)
-    assert seen == [("x", 16, 16)]
+    source = loader(checkpoint, names, wanted=["a.weight"])
+    source.report = seen.append
+    source.vector("a.weight", 4)
+    assert seen == [16] == [source.nbytes]
+
+
+def test_narrow_floats_stay_where_they_are_to_stay(tmp_path):
+    weight = torch.randn(4, 8).bfloat16()
+    opened = open_with(tmp_path, {"model.a.weight": weight, "model.b.weight": weight.float()})
+    source = loader(*opened, keep_stored=True)
+    assert source.is_packed("a.weight") and not source.is_packed("b.weight")
+    kept = source.matrix("a.weight", 4, 8)
+    assert isinstance(kept, PackedWeight) and kept.nbytes == weight.nbytes
+    assert torch.equal(kept.dequantize(1, 3), weight[1:3].float())
+    assert torch.equal(source.matrix("b.weight", 4, 8), weight.float())
+    plain = loader(*opened).matrix("a.weight", 4, 8)
+    assert isinstance(plain, torch.Tensor) and plain.dtype is torch.float32
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
+def test_repacking(tmp_path, kind):
+    weight = torch.randn(32, 128)
+    opened = open_with(tmp_path, {"model.a.weight": weight})
+    source = loader(*opened, repack=kind)
+    packed = source.matrix("a.weight", 32, 128)
+    assert source.is_packed("a.weight") and isinstance(packed, PackedWeight)
+    assert packed.nbytes < weight.nbytes / 3
+    step = weight.abs().amax() / {"fp8": 16, "int8": 120, "int4": 6}[kind]
+    assert (packed.dequantize(0, 32) - weight).abs().max() < step
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_experts_fused_and_one_by_one_are_equal(tmp_path, dtype):
-    gate_up, down = torch.randn(5, 6, 4), torch.randn(5, 4, 3)
-    fused = open_with(tmp_path / "fused", {f"model.{GATE_UP}": gate_up, f"model.{DOWN}": down})
-    parts = open_with(tmp_path / "parts", split_experts(gate_up, down))
-    for checkpoint, names in (fused, parts):
-        seen = []
-        source = loader(checkpoint, names, dtype, progress=lambda *args, seen=seen: seen.append(args))
-        assert torch.equal(source.get(GATE_UP, 5, 6, 4), gate_up.to(dtype))
-        assert torch.equal(source.get(DOWN, 5, 4, 3), down.to(dtype))
-        assert seen[-1][1] == seen[-1][2] == checkpoint.nbytes
-        verify({GATE_UP: (5, 6, 4), DOWN: (5, 4, 3)}, names, checkpoint)
-
-
-def test_incomplete_experts_are_not_loaded(tmp_path):
-    parts = split_experts(torch.randn(3, 4, 2), torch.randn(3, 2, 2))
-    del parts["model.layers.0.mlp.experts.1.up_proj.weight"]
-    parts["model.layers.0.mlp.experts.2.down_proj.weight"] = torch.ones(2, 9)
-    source = loader(*open_with(tmp_path, parts))
-    with pytest.raises(CheckpointError, match=rf"{GATE_UP}'.*found 5 parts"):
-        source.get(GATE_UP, 3, 4, 2)
-    with pytest.raises(CheckpointError, match=r"experts.2.down_proj.weight'.*found \[2, 9\]"):
-        source.get(DOWN, 3, 2, 2)
+def test_experts_in_one_tensor(tmp_path, dtype):
+    gate_up = torch.randn(5, 6, 4)
+    checkpoint, names = open_with(tmp_path, {f"model.{GATE_UP}": gate_up})
+    found = loader(checkpoint, names, dtype).experts(GATE_UP, 5, 6, 4)
+    assert len(found) == 5
+    assert all(torch.equal(one, wanted.to(dtype)) for one, wanted in zip(found, gate_up, strict=True))
     with pytest.raises(CheckpointError, match="expected"):
-        source.get(DOWN, 4, 2, 2)
+        loader(checkpoint, names).experts(GATE_UP, 4, 6, 4)
+
+
+def test_packed_experts_in_one_tensor(tmp_path):
+    weight, scale = torch.randn(3, 6, 4).to(torch.float8_e4m3fn), torch.rand(3, 6, 1) + 0.5
+    tensors = {f"model.{DOWN}": weight, f"model.{DOWN}_scale": scale}
+    checkpoint, names = open_with(tmp_path, tensors)
+    verify({DOWN: (3, 6, 4)}, names, checkpoint)
+    found = loader(checkpoint, names).experts(DOWN, 3, 6, 4)
+    for i, one in enumerate(found):
+        assert torch.equal(one.dequantize(0, 6), weight[i].float() * scale[i])
+    with pytest.raises(CheckpointError, match=r"expected 4 experts, found \[3, 6, 4\]"):
+        verify({DOWN: (4, 6, 4)}, names, checkpoint)
 
 
 def test_verify_lists_everything_at_once(tmp_path):
     parts = split_experts(torch.randn(3, 4, 2), torch.randn(3, 2, 2))
     del parts["model.layers.0.mlp.experts.1.up_proj.weight"]
-    parts["model.layers.0.mlp.experts.2.down_proj.weight"] = torch.ones(2, 9)
     plain = {
         "model.norm.weight": torch.ones(5),
         "model.stray.weight": torch.ones(2, 3),
         "model.q.weight": torch.ones(4, 4).to(torch.float8_e4m3fn),
         "model.good.weight": torch.ones(2).double(),
+        "model.int.weight": torch.ones(2, dtype=torch.int8),
     }
     checkpoint, names = open_with(tmp_path, {**parts, **plain})
+    experts, disk = "layers.0.mlp.experts", "model.layers.0.mlp.experts"
     expected = {
         "norm.weight": (4,),
         "lm_head.weight": (8, 4),
         "embed_tokens.weight": (8, 4),
         "q.weight": (4, 4),
         "good.weight": (2,),
-        GATE_UP: (4, 4, 2),
-        DOWN: (2, 2, 2),
+        "int.weight": (2,),
+        **{
+            f"{experts}.{e}.{kind}.weight": (2, 2)
+            for e in range(2)
+            for kind in ("gate_proj", "up_proj", "down_proj")
+        },
+        f"{experts}.2.gate_proj.weight": (2, 9),
     }
     with pytest.raises(CheckpointError) as caught:
         verify(expected, names, checkpoint)
     lines = str(caught.value).splitlines()
-    experts, disk = "layers.0.mlp.experts", "model.layers.0.mlp.experts"
-    assert lines == [
+    assert lines[:-1] == [
         f"{tmp_path}: the checkpoint does not fit its model: "
-        "5 missing, 2 unexpected, 1 mis-shaped, 1 packed tensors",
-        "missing (5):",
+        "3 missing, 3 unexpected, 2 mis-shaped, 2 not readable as packed tensors",
+        "missing (3):",
         "  lm_head.weight [8, 4]",
         "  embed_tokens.weight [8, 4]",
         f"  {experts}.1.up_proj.weight [2, 2]",
-        f"  {experts}.3.gate_proj.weight [2, 2]",
-        f"  {experts}.3.up_proj.weight [2, 2]",
-        "unexpected (2):",
-        f"  {experts}.2.down_proj.weight (on disk {disk}.2.down_proj.weight) [2, 9]",
+        "unexpected (3):",
+        f"  {experts}.2.down_proj.weight (on disk {disk}.2.down_proj.weight) [2, 2]",
+        f"  {experts}.2.up_proj.weight (on disk {disk}.2.up_proj.weight) [2, 2]",
         "  stray.weight (on disk model.stray.weight) [2, 3]",
-        "mis-shaped (1):",
+        "mis-shaped (2):",
         "  norm.weight (on disk model.norm.weight): expected [4], found [5]",
-        "packed (1):",
-        "  q.weight (on disk model.q.weight): packed as F8_E4M3: quantised checkpoints are not supported yet",
+        f"  {experts}.2.gate_proj.weight (on disk {disk}.2.gate_proj.weight): expected [2, 9], found [2, 2]",
+        "not readable as packed (2):",
+        lines[-2],
     ]
-
-
-def test_verify_mis_shaped_expert_by_name(tmp_path):
-    parts = split_experts(torch.randn(2, 4, 2), torch.randn(2, 2, 2))
-    parts["model.layers.0.mlp.experts.1.down_proj.weight"] = torch.ones(2, 9)
-    checkpoint, names = open_with(tmp_path, parts)
-    with pytest.raises(
-        CheckpointError, match=r"experts.1.down_proj.weight.*expected \[2, 2\], found \[2, 9\]"
-    ):
-        verify({GATE_UP: (2, 4, 2), DOWN: (2, 2, 2)}, names, checkpoint)
-    with pytest.raises(CheckpointError, match=r"gate_up_proj: expected \[2, 5, 2\], found \[2, 4, 2\]"):
-        verify({GATE_UP: (2, 5, 2)}, names, checkpoint, prefix_filter=lambda name: name == GATE_UP)
+    assert "q in model.safetensors: an FP8 weight needs weight_scale" in lines[-2]
+    assert lines[-1] == "  int.weight (on disk model.int.weight): must be floats, found I8"
 
 
 def test_verify_target_and_head_apart(tmp_path):
@@ -175,21 +211,14 @@ def test_verify_target_and_head_apart(tmp_path):
         )
 
 
-def test_packed_weights_are_refused_as_floats(tmp_path):
-    checkpoint, names = open_with(tmp_path, {"model.w": torch.ones(4, dtype=torch.int8)})
-    source = loader(checkpoint, names)
-    with pytest.raises(CheckpointError, match="packed as I8"):
-        source.get("w", 4)
-    assert source.get("w", 4, dtype=torch.int8).dtype is torch.int8
-
-
 def test_the_embedded_model_loads_whole():
     checkpoint = Checkpoint.open(EMBEDDED)
     names = NameMap(checkpoint)
-    shapes = {name: checkpoint.tensors[disk[0]].shape for name, disk in names.sources.items()}
-    verify(shapes, names, checkpoint)
+    shapes = {name: info.shape for name, info in names.sources.items() if len(info.shape) != 3}
+    convolutions = [name for name, info in names.sources.items() if len(info.shape) == 3]
+    verify(shapes, names, checkpoint, prefix_filter=lambda name: name not in convolutions)
     source = loader(checkpoint, names, torch.bfloat16)
-    total = sum(source.get(name, *shape).nbytes for name, shape in shapes.items())
+    total = sum(source.vector(name, *info.shape).nbytes for name, info in names.sources.items())
     assert total == checkpoint.nbytes
 
 
@@ -198,6 +227,7 @@ import sys
 from pathlib import Path
 import torch
 from headlong.checkpoint.checkpoint import Checkpoint
+from headlong.checkpoint.detect import Detector
 from headlong.checkpoint.load import WeightLoader
 from headlong.checkpoint.names import NameMap
 
@@ -208,12 +238,10 @@ def peak():
 
 checkpoint = Checkpoint.open(sys.argv[1])
 names = NameMap(checkpoint)
-loader = WeightLoader(checkpoint, names, getattr(torch, sys.argv[2]), "cpu")
+loader = WeightLoader(names, Detector(checkpoint, names), getattr(torch, sys.argv[2]), "cpu")
 torch.ones(4).bfloat16()
 before = peak()
-shapes = {n: (names.fused[n].shape if n in names.fused else checkpoint.tensors[d[0]].shape)
-          for n, d in names.sources.items()}
-weights = {name: loader.get(name, *shape) for name, shape in shapes.items()}
+weights = {name: loader.matrix(name, *info.shape) for name, info in names.sources.items()}
 print(peak() - before, sum(w.nbytes for w in weights.values()))
 """
 
@@ -229,7 +257,6 @@ def peak_growth(folder, dtype: str) -> tuple[int, int]:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
 def test_peak_memory_is_the_model_and_one_buffer(tmp_path):
     mb = 2**20
-    # A fused tensor of 96 MB in 12 MB parts, and five plain ones of 20 MB.
     tensors = {f"model.w{i}.weight": torch.ones(20, mb // 4) for i in range(5)}
     tensors |= {f"model.l.mlp.experts.{e}.down_proj.weight": torch.ones(12, mb // 4) for e in range(8)}
     open_with(tmp_path, tensors)

@@ -1,12 +1,13 @@
-"""The name tables: every prefix, every skip with its reason, sidecars, and fused experts."""
+"""The name tables: every prefix, every skip with its reason, sidecars, and the parts of packed matrices."""
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from headlong.checkpoint.checkpoint import Checkpoint
-from headlong.checkpoint.names import PREFIXES, Fused, NameMap, Skip, canonical
+from headlong.checkpoint.names import PREFIXES, NameMap, Skip, canonical
 from headlong.checkpoint.source import EMBEDDED
+from headlong.checkpoint.transforms import MLX_CONV, NORM
 from headlong.errors import CheckpointError
 
 
@@ -90,7 +91,8 @@ def test_map_of_a_checkpoint(tmp_path):
             sidecar={"fc.weight": (4, 8)},
         )
     )
-    assert names.sources == {"norm.weight": ("model.norm.weight",), "mtp.fc.weight": ("fc.weight",)}
+    disk = {name: info.name for name, info in names.sources.items()}
+    assert disk == {"norm.weight": "model.norm.weight", "mtp.fc.weight": "fc.weight"}
     assert sorted(names.skipped["vision tower: Headlong serves text"]) == ["model.visual.a", "model.visual.b"]
     assert len(names.skipped) == 2
     assert "norm.weight" in names and "lm_head.weight" not in names
@@ -102,60 +104,55 @@ def test_two_disk_names_of_one_tensor(tmp_path):
         NameMap(checkpoint)
 
 
-def experts(prefix: str, count: int) -> dict:
-    parts = {}
-    for e in range(count):
-        parts[f"{prefix}.{e}.gate_proj.weight"] = (3, 2)
-        parts[f"{prefix}.{e}.up_proj.weight"] = (3, 2)
-        parts[f"{prefix}.{e}.down_proj.weight"] = (2, 3)
-    return parts
-
-
-def test_experts_are_fused(tmp_path):
-    names = NameMap(open_with(tmp_path, experts("model.layers.0.mlp.experts", 12)))
-    assert set(names.sources) == {"layers.0.mlp.experts.gate_up_proj", "layers.0.mlp.experts.down_proj"}
-    gate_up = names.fused["layers.0.mlp.experts.gate_up_proj"]
-    assert gate_up.shape == (12, 6, 2) and gate_up.missing(12) == []
-    assert names.fused["layers.0.mlp.experts.down_proj"].shape == (12, 2, 3)
-    disk = names.sources["layers.0.mlp.experts.gate_up_proj"]
-    assert disk[:3] == tuple(
-        f"model.layers.0.mlp.experts.{part}.weight" for part in ("0.gate_proj", "0.up_proj", "1.gate_proj")
-    )
-    assert disk[-1] == "model.layers.0.mlp.experts.11.up_proj.weight"  # by number, not by spelling
-
-
-def test_holes_and_odd_shapes_have_no_fused_shape(tmp_path):
-    parts = experts("model.mtp.layers.0.mlp.experts", 3)
-    del parts["model.mtp.layers.0.mlp.experts.1.up_proj.weight"]
-    parts["model.mtp.layers.0.mlp.experts.2.down_proj.weight"] = (2, 4)
-    names = NameMap(open_with(tmp_path, parts))
-    gate_up = names.fused["mtp.layers.0.mlp.experts.gate_up_proj"]
-    assert gate_up.shape is None and gate_up.missing(3) == ["mtp.layers.0.mlp.experts.1.up_proj.weight"]
-    assert names.fused["mtp.layers.0.mlp.experts.down_proj"].shape is None
+@pytest.mark.parametrize(
+    ("disk", "name", "parts"),
+    [
+        (
+            ["l.q_proj.qweight", "l.q_proj.scales", "l.q_proj.g_idx"],
+            "l.q_proj.weight",
+            {"qweight", "scales", "g_idx"},
+        ),
+        (["l.q_proj.weight", "l.q_proj.bias"], "l.q_proj.weight", {"weight"}),
+        (
+            ["l.e.gate_up_proj", "l.e.gate_up_proj_scale_inv"],
+            "l.e.gate_up_proj",
+            {"weight", "weight_scale_inv"},
+        ),
+        (["l.e.down_proj", "l.e.down_proj_weight_scale"], "l.e.down_proj", {"weight", "weight_scale"}),
+        (["l.e.down_proj_packed", "l.e.down_proj_scale"], "l.e.down_proj", {"weight_packed", "weight_scale"}),
+    ],
+)
+def test_parts_of_a_matrix(tmp_path, disk, name, parts):
+    names = NameMap(open_with(tmp_path, {f"model.{d}": (2, 2) for d in disk}))
+    assert set(names.parts(name)) == parts
+    assert name in names and "l.other.weight" not in names
 
 
 @pytest.mark.parametrize(
-    "clash", ["model.layers.0.mlp.experts.gate_up_proj", "layers.0.mlp.experts.0.up_proj.weight"]
+    "name", ["k_scale", "v_scale", "k_proj.k_scale", "v_proj.v_scale", "k_proj.output_scale"]
 )
-def test_experts_stored_twice(tmp_path, clash):
-    parts = {**experts("model.layers.0.mlp.experts", 2), clash: (2, 6, 2)}
-    with pytest.raises(CheckpointError, match="on disk are both"):
-        NameMap(open_with(tmp_path, parts))
+def test_scales_of_a_cache_are_skipped(name):
+    skip = canonical(f"model.layers.0.self_attn.{name}")
+    assert isinstance(skip, Skip) and "KV cache" in skip.reason
 
 
-def test_only_weights_of_experts_are_parts(tmp_path):
-    odd = {
-        f"model.layers.0.mlp.experts.{tail}": (1,)
-        for tail in ("0.gate_proj.weight_scale", "007.up_proj.weight")
+def test_what_mlx_stores_in_its_own_way(tmp_path):
+    tensors = {
+        "language_model.model.layers.0.linear_attn.conv1d.weight": torch.ones(6, 4, 1),
+        "language_model.model.layers.0.linear_attn.norm.weight": torch.ones(4),
+        "language_model.model.layers.0.input_layernorm.weight": torch.ones(4),
+        "language_model.model.layers.0.mlp.switch_mlp.gate_proj.weight": torch.ones(2, 3, 4),
     }
-    names = NameMap(open_with(tmp_path, odd))
-    assert not names.fused and len(names.sources) == 2
-
-
-def test_part_shape_of_an_uneven_whole():
-    fused = Fused("x.mlp.experts.gate_up_proj", ("gate_proj", "up_proj"), {})
-    assert fused.part_shape((2, 7, 3)) is None and fused.part_shape((2, 6)) is None
-    assert fused.part_shape((2, 6, 3)) == (3, 3)
+    (tmp_path / "config.json").write_text("{}")
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "mlx"})
+    names = NameMap(Checkpoint.open(tmp_path))
+    assert names.transforms == {
+        "layers.0.linear_attn.conv1d.weight": MLX_CONV,
+        "layers.0.input_layernorm.weight": NORM,
+    }
+    assert "layers.0.mlp.experts.gate_proj.weight" in names.sources
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert not NameMap(Checkpoint.open(tmp_path)).transforms
 
 
 def test_every_tensor_of_the_embedded_model_maps():

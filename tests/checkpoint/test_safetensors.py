@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from headlong.checkpoint.safetensors import TORCH_DTYPES, read_header, read_into, read_tensor
+from headlong.checkpoint.safetensors import read_header
+from headlong.checkpoint.tensor_info import TORCH_DTYPES, read_into, read_tensor
 from headlong.errors import CheckpointError
 
 

@@ -68,7 +68,7 @@ def test_folder(tmp_path):
         resolve(tmp_path)
     save_file({"a": torch.ones(1)}, tmp_path / "a.safetensors")
     assert resolve(str(tmp_path)) == resolve(tmp_path) == tmp_path
-    with pytest.raises(CheckpointError, match=f"is a file; pass its folder, {tmp_path}"):
+    with pytest.raises(CheckpointError, match=f"is a file, but no .gguf; pass its folder, {tmp_path}"):
         resolve(tmp_path / "a.safetensors")
     with pytest.raises(CheckpointError, match="there is no folder"):
         resolve(tmp_path / "none")

@@ -11,8 +11,9 @@ from safetensors.torch import save_file
 
 from headlong import LLM, SamplingParams
 from headlong.checkpoint.checkpoint import Checkpoint
+from headlong.config import EngineConfig
 from headlong.engine.build import survey
-from headlong.errors import CheckpointError, ConfigError, HeadError, RequestError
+from headlong.errors import CheckpointError, ConfigError, HeadError, HeadlongError, RequestError
 from headlong.models import registry
 from support import tiny
 from support.steps import Driver, load
@@ -198,7 +199,13 @@ class TestHead:
         with pytest.raises(HeadError, match="several layers"):
             LLM(folder, mtp="on", device="cpu")
 
-    @pytest.mark.parametrize("mtp", ["auto", "on"])
+    def assert_refused(self, folder, pattern):
+        """`on` lists every fault; `auto` serves plainly and says the first of them in one sentence."""
+        with pytest.raises(HeadError, match=pattern):
+            survey(Checkpoint.open(folder), EngineConfig(mtp="on"))
+        refusal = survey(Checkpoint.open(folder)).head_refusal
+        assert re.search(pattern, refusal) and "\n" not in refusal
+
     @pytest.mark.parametrize(
         "name",
         [
@@ -209,32 +216,32 @@ class TestHead:
             "mtp.layers.0.mlp.experts.gate_up_proj",
         ],
     )
-    def test_a_missing_tensor(self, request, tmp_path, name, mtp):
+    def test_a_missing_tensor(self, request, tmp_path, name):
         made = request.getfixturevalue("moe" if "experts" in name else "dense")
         folder = self.without(made, tmp_path, re.escape(name))
-        with pytest.raises(HeadError, match=rf"MTP head does not fit.*1 missing(?s:.*){re.escape(name)} \["):
-            survey(Checkpoint.open(folder), mtp)
+        self.assert_refused(folder, rf"MTP head does not fit.*1 missing(?s:.*){re.escape(name)} \[")
 
     def test_an_extra_tensor(self, dense, tmp_path):
         folder = self.without(dense, tmp_path, "", **{"mtp.layers.0.mlp.gate.weight": torch.ones(6, 48)})
-        with pytest.raises(
-            HeadError, match=r"1 unexpected(?s:.*)mtp\.layers\.0\.mlp\.gate\.weight .*\[6, 48\]"
-        ):
-            survey(Checkpoint.open(folder))
+        self.assert_refused(folder, r"1 unexpected(?s:.*)mtp\.layers\.0\.mlp\.gate\.weight .*\[6, 48\]")
 
     def test_a_misshapen_tensor(self, dense, tmp_path):
         folder = self.without(dense, tmp_path, "", **{"mtp.fc.weight": torch.ones(48, 48)})
-        with pytest.raises(HeadError, match=r"mtp\.fc\.weight .*: expected \[48, 96\], found \[48, 48\]"):
-            survey(Checkpoint.open(folder))
+        self.assert_refused(folder, r"mtp\.fc\.weight .*: expected \[48, 96\], found \[48, 48\]")
+        llm = LLM(folder, device="cpu")
+        assert "expected [48, 96]" in llm.mtp_refusal
+        assert len(llm.generate(SCRIPT, SamplingParams(max_tokens=5)).token_ids) == 5
 
     def test_one_expert_short(self, moe, tmp_path):
         weights = tiny.tensors(moe, "apart")
         del weights["mtp.layers.0.mlp.experts.3.up_proj.weight"]
         tiny.write(tmp_path, tiny.read_config(moe.folder), weights)
-        with pytest.raises(
-            HeadError, match=r"1 missing(?s:.*)mtp\.layers\.0\.mlp\.experts\.3\.up_proj\.weight"
-        ):
-            survey(Checkpoint.open(tmp_path))
+        self.assert_refused(tmp_path, r"1 missing(?s:.*)mtp\.layers\.0\.mlp\.experts\.3\.up_proj\.weight")
+
+    def test_a_sentence_has_an_end(self, dense, tmp_path):
+        folder = self.without(dense, tmp_path, r"mtp\.layers\.0\.mlp.*|mtp\.fc.*|mtp\.norm.*")
+        refusal = survey(Checkpoint.open(folder)).head_refusal
+        assert "5 missing" in refusal and refusal.endswith("; and 2 more, which mtp='on' lists")
 
 
 def test_all_faults_of_a_target_in_one_error(dense, tmp_path):
@@ -270,7 +277,7 @@ def test_an_untied_model_needs_its_lm_head(dense, tmp_path):
         LLM(tmp_path, device="cpu")
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen3", "qwen3_5_vision", "", None, 7, [], {}])
+@pytest.mark.parametrize("model_type", ["gemma", "qwen3", "qwen3_5_vision", "", None, 7, [], {}])
 def test_unsupported_model_types(model_type):
     with pytest.raises(ConfigError, match=r"model_type .* is not supported; Headlong serves .*qwen3_5"):
         registry.find({"model_type": model_type})
@@ -397,12 +404,19 @@ def test_a_config_value_that_is_missing(dense, field):
         parse(config)
 
 
-@pytest.mark.parametrize("text", ["NaN", "Infinity", "1e999"])
-def test_numbers_that_are_no_json_are_refused_in_the_file(dense, tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("NaN", "rms_norm_eps must be"),
+        ("Infinity", "rms_norm_eps must be"),
+        ("1e999", "not valid JSON"),
+    ],
+)
+def test_numbers_that_are_none_are_refused(dense, tmp_path, text, complaint):
     config = json.dumps(config_of(dense, rms_norm_eps=12345)).replace("12345", text)
     tiny.write(tmp_path, {}, tiny.tensors(dense))
     (tmp_path / "config.json").write_text(config)
-    with pytest.raises(CheckpointError, match=r"config\.json: not valid JSON"):
+    with pytest.raises(HeadlongError, match=rf"config\.json: {complaint}"):
         LLM(tmp_path, device="cpu")
 
 

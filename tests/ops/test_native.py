@@ -1,6 +1,7 @@
 """The native CPU kernels: against the reference ops in float64, and bit for bit the same in any company."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def randn(*shape, seed=0, dtype=torch.float32):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def delta_weights(key_heads, value_heads, key_dim, value_dim, dtype):
+def delta_weights(key_heads, value_heads, key_dim, value_dim, dtype, *, tiled=False):
     channels = 2 * key_heads * key_dim + value_heads * value_dim
     return DeltaNetWeights(
         key_heads,
@@ -41,6 +42,7 @@ def delta_weights(key_heads, value_heads, key_dim, value_dim, dtype):
         -randn(value_heads, seed=2).exp().to(dtype),
         randn(value_heads, seed=3).to(dtype),
         RmsNorm(randn(value_dim, seed=4).to(dtype), 1e-2),
+        tiled,
     )
 
 
@@ -70,9 +72,10 @@ def delta_sequences(sizes, dtype):
 
 
 @built
+@pytest.mark.parametrize("tiled", [False, True], ids=["grouped", "tiled"])
 @pytest.mark.parametrize("sizes", DELTA_SIZES, ids=str)
-def test_delta_net_is_the_reference(sizes):
-    single, double = (delta_weights(*sizes, dtype) for dtype in (torch.float32, torch.float64))
+def test_delta_net_is_the_reference(sizes, tiled):
+    single, double = (delta_weights(*sizes, dtype, tiled=tiled) for dtype in (torch.float32, torch.float64))
     steps = list(schedule(LENGTHS, seed=1))
     found = run_delta(NativeDeltaNet(single), single, delta_sequences(sizes, torch.float32), steps)
     wanted = run_delta(ReferenceDeltaNet(double), double, delta_sequences(sizes, torch.float64), steps)
@@ -92,9 +95,53 @@ def test_delta_net_minds_its_own_business(sizes, dtype):
         assert torch.equal(mixed[row], alone[row])
 
 
-def attention_weights(heads, kv_heads, head_dim, dtype):
-    norm = RmsNorm(randn(heads + kv_heads, head_dim, seed=5).to(dtype), 1e-6)
-    return GatedAttentionWeights(heads, kv_heads, head_dim, norm)
+@pytest.mark.parametrize("sizes", [(2, 4, 16, 24), (3, 9, 7, 5)], ids=str)
+@pytest.mark.parametrize("kind", [ReferenceDeltaNet, pytest.param(NativeDeltaNet, marks=built)])
+def test_tiled_value_heads_are_the_grouped_ones_in_another_order(kind, sizes):
+    """Value channels, gates, rates and biases moved, what comes out is moved alike, bit for bit."""
+    key_heads, value_heads, key_dim, value_dim = sizes
+    grouped, key_size = delta_weights(*sizes, torch.float32), 2 * key_heads * key_dim
+
+    def moved(x, width):
+        """The last dimension holds `width` numbers for each value head: from all of a key head side by side to one
+        of each key head by turns."""
+        return x.unflatten(-1, (key_heads, -1, width)).transpose(-3, -2).flatten(-3)
+
+    tiled = replace(
+        grouped,
+        conv_TC=torch.cat(
+            [grouped.conv_TC[:, :key_size], moved(grouped.conv_TC[:, key_size:], value_dim)], 1
+        ),
+        rate=moved(grouped.rate, 1),
+        dt_bias=moved(grouped.dt_bias, 1),
+        tiled=True,
+    )
+    widths = (value_dim, value_dim, 1, 1)
+    split = [key_size, *(value_heads * width for width in widths)]
+    sequences = delta_sequences(sizes, torch.float32)
+    reordered = []
+    for sequence in sequences:
+        qk, *rest = sequence.split(split, dim=1)
+        reordered.append(torch.cat([qk, *(moved(x, w) for x, w in zip(rest, widths, strict=True))], 1))
+    steps = list(schedule(LENGTHS, seed=1))
+    wanted = run_delta(kind(grouped), grouped, sequences, steps)
+    found = run_delta(kind(tiled), tiled, reordered, steps)
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert torch.equal(ours, moved(theirs, value_dim))
+
+
+ATTENTION_KINDS = {
+    "gated": (True, True),
+    "plain": (False, False),
+    "normed": (False, True),
+    "gates": (True, False),
+}
+
+
+def attention_weights(heads, kv_heads, head_dim, dtype, kind="gated"):
+    gated, normed = ATTENTION_KINDS[kind]
+    norm = RmsNorm(randn(heads + kv_heads, head_dim, seed=5).to(dtype), 1e-6) if normed else None
+    return GatedAttentionWeights(heads, kv_heads, head_dim, norm, gated)
 
 
 def run_attention(net, weights, sequences, steps, cache_dtype):
@@ -111,7 +158,7 @@ def run_attention(net, weights, sequences, steps, cache_dtype):
         positions = torch.cat(
             [torch.arange(a, a + n) for a, n in zip(rows.starts, rows.query_lens, strict=True)]
         )
-        rotation = angles(positions, rotary, weights.qk_norm.weight.dtype)
+        rotation = angles(positions, rotary, torch.promote_types(sequences[0].dtype, torch.float32))
         plan = net.plan(rows, pages, PAGE_SIZE)
         scatter(step, net(gather(step, sequences, generator), keys, values, rotation, plan), results)
     return results
@@ -120,17 +167,22 @@ def run_attention(net, weights, sequences, steps, cache_dtype):
 ATTENTION_SIZES = [(1, 1, 8), (6, 2, 20), (4, 4, 16), (15, 3, 64)]
 
 
-def attention_sequences(sizes, dtype):
+def attention_sequences(sizes, dtype, kind="gated"):
     heads, kv, dim = sizes
-    return [randn(n, 2 * (heads + kv) * dim, seed=20 + i).to(dtype) for i, n in enumerate(LENGTHS)]
+    width = (heads + kv + heads * ATTENTION_KINDS[kind][0] + kv) * dim
+    return [randn(n, width, seed=20 + i).to(dtype) for i, n in enumerate(LENGTHS)]
 
 
 @built
+@pytest.mark.parametrize("kind", ATTENTION_KINDS)
 @pytest.mark.parametrize("sizes", ATTENTION_SIZES, ids=str)
-def test_attention_is_the_reference(sizes):
-    single, double = (attention_weights(*sizes, dtype) for dtype in (torch.float32, torch.float64))
+def test_attention_is_the_reference(sizes, kind):
+    single, double = (attention_weights(*sizes, dtype, kind) for dtype in (torch.float32, torch.float64))
     steps = list(schedule(LENGTHS, seed=3))
-    one, two = attention_sequences(sizes, torch.float32), attention_sequences(sizes, torch.float64)
+    one, two = (
+        attention_sequences(sizes, torch.float32, kind),
+        attention_sequences(sizes, torch.float64, kind),
+    )
     found = run_attention(NativeGatedAttention(single), single, one, steps, torch.float32)
     wanted = run_attention(ReferenceGatedAttention(double), double, two, steps, torch.float64)
     for ours, theirs in zip(found, wanted, strict=True):
@@ -139,9 +191,11 @@ def test_attention_is_the_reference(sizes):
 
 @built
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["gated", "plain"])
 @pytest.mark.parametrize("sizes", ATTENTION_SIZES, ids=str)
-def test_attention_minds_its_own_business(sizes, dtype):
-    weights, sequences = attention_weights(*sizes, torch.float32), attention_sequences(sizes, dtype)
+def test_attention_minds_its_own_business(sizes, kind, dtype):
+    weights = attention_weights(*sizes, torch.float32, kind)
+    sequences = attention_sequences(sizes, dtype, kind)
     mixed = run_attention(NativeGatedAttention(weights), weights, sequences, schedule(LENGTHS, seed=4), dtype)
     for row, length in enumerate(LENGTHS):
         steps = token_by_token(row, length)

@@ -6,13 +6,14 @@ verifying are replaced by the test's word.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from headlong import SamplingParams
 from headlong.checkpoint.checkpoint import Checkpoint
-from headlong.config import DTYPES, EngineConfig
+from headlong.config import EngineConfig
 from headlong.engine.build import Built, build, survey
 from headlong.engine.engine import Engine
 from headlong.state.layer import DeltaNetState, KvState
@@ -21,9 +22,8 @@ from headlong.types import Draft, Plan, Request, RowPlan, Verdict
 CPU = torch.device("cpu")
 
 
-def load(folder: Path, dtype: str = "float32", mtp: str = "auto") -> Built:
-    blueprint = survey(Checkpoint.open(folder), mtp)  # type: ignore[arg-type]
-    return build(blueprint, device=CPU, dtype=DTYPES[dtype])
+def load(folder: Path, dtype: str = "float32", **options: Any) -> Built:
+    return build(survey(Checkpoint.open(folder), EngineConfig(dtype=dtype, **options)), device=CPU)
 
 
 @dataclass(frozen=True)

@@ -1,56 +1,91 @@
-"""One checkpoint folder, opened: its configs and a table of every tensor, by its name on disk.
+"""One checkpoint, opened: its configs and a table of every tensor, by its name on disk.
 
-Reads headers only; tensor data is read one tensor at a time, when asked. Knows nothing of canonical names
-or of models.
+A folder of safetensors, or a GGUF file; a head may lie beside either in a file of its own. Reads headers only; tensor
+data is read one tensor at a time, when asked. Knows nothing of canonical names or of models.
 """
 
-from dataclasses import dataclass
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from headlong.checkpoint.safetensors import TensorInfo, read_header, read_tensor
-from headlong.checkpoint.shards import Shards, find_shards
+from headlong.checkpoint.gguf import GgufFile, open_gguf
+from headlong.checkpoint.gguf_config import config_from_gguf
+from headlong.checkpoint.gguf_names import num_main_layers
+from headlong.checkpoint.safetensors import read_file
+from headlong.checkpoint.shards import Shards, find_gguf, find_shards, find_sidecars
 from headlong.checkpoint.strict_json import read_object
+from headlong.checkpoint.tensor_info import TensorInfo, read_tensor
 from headlong.errors import CheckpointError
 
+log = logging.getLogger(__name__)
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
+QUANT_CONFIG = "hf_quant_config.json"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder of safetensors files and their configs.
-
-    `sidecars` are the files that hold an MTP head beside the model's own shards.
-    """
+    """`folder` is what was opened: a folder, or the GGUF file itself."""
 
     folder: Path
     config: dict[str, Any]
     generation_config: dict[str, Any]
     tensors: dict[str, TensorInfo]
-    sidecars: frozenset[Path]
+    sidecars: frozenset[Path] = frozenset()
+    """The files that hold an MTP head beside the model's own."""
+    gguf_layers: Mapping[Path, int] = field(default_factory=dict)
+    """The GGUF files among them: how many layers stand before the head."""
+    mlx_files: frozenset[Path] = frozenset()
+    """Safetensors files that say they were written by MLX, which stores some values in its own way."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Of the GGUF file: tokenizer, template, architecture; empty for safetensors."""
+    quant_config: Mapping[str, Any] = field(default_factory=dict)
+    """What hf_quant_config.json says, where there is one."""
+    sidecar_fault: str | None = None
+    """Why a head's own file could not be read; its tensors are left out."""
 
     @classmethod
-    def open(cls, folder: str | Path) -> "Checkpoint":
-        """Reads the configs and all tensor headers of `folder`."""
-        folder = Path(folder)
-        if not folder.is_dir():
-            raise CheckpointError(f"{folder}: not a folder; pass the folder that holds {CONFIG}")
-        if not (folder / CONFIG).exists():
-            raise CheckpointError(f"{folder}: has no {CONFIG}; pass the folder of a complete checkpoint")
-        config = read_object(folder / CONFIG)
-        generation = folder / GENERATION_CONFIG
-        generation_config = read_object(generation) if generation.exists() else {}
-        shards = find_shards(folder)
-        sidecars = frozenset(folder / name for name in shards.sidecars)
-        return cls(folder, config, generation_config, _read_tensors(shards), sidecars)
+    def open(cls, path: str | Path) -> "Checkpoint":
+        """Reads the configs and all tensor headers of a folder or of a GGUF file."""
+        path = Path(path)
+        if path.suffix == ".gguf" and path.is_file():
+            return _open_gguf(path, path)
+        if not path.is_dir():
+            raise CheckpointError(f"{path}: not a folder or .gguf file; pass the folder that holds {CONFIG}")
+        shards = find_shards(path)
+        if not shards.files and (file := find_gguf(path)) is not None:
+            return _open_gguf(file, path)
+        if not (path / CONFIG).exists():
+            raise CheckpointError(f"{path}: has no {CONFIG}; pass the folder of a complete checkpoint")
+        config = read_object(path / CONFIG, infinities=True)
+        tensors, mlx_files, fault = _read_tensors(shards)
+        return cls(
+            folder=path,
+            config=config,
+            generation_config=_read_optional(path / GENERATION_CONFIG),
+            tensors=tensors,
+            sidecars=frozenset(path / name for name in shards.sidecars),
+            mlx_files=mlx_files,
+            quant_config=_read_optional(path / QUANT_CONFIG),
+            sidecar_fault=fault,
+        )
 
     @property
     def nbytes(self) -> int:
         """Bytes of tensor data, the headers not counted."""
         return sum(info.nbytes for info in self.tensors.values())
+
+    @property
+    def is_gguf(self) -> bool:
+        return bool(self.metadata)
+
+    @property
+    def gguf_arch(self) -> str:
+        return self.metadata["general.architecture"]
 
     def read(self, disk_name: str) -> torch.Tensor:
         """Reads one tensor as it is stored, onto the CPU."""
@@ -59,12 +94,15 @@ class Checkpoint:
         return read_tensor(self.tensors[disk_name])
 
 
-def _read_tensors(shards: Shards) -> dict[str, TensorInfo]:
+def _read_optional(path: Path) -> dict[str, Any]:
+    return read_object(path) if path.exists() else {}
+
+
+def _read_tensors(shards: Shards) -> tuple[dict[str, TensorInfo], frozenset[Path], str | None]:
     folder = shards.folder
     if not shards.files and not shards.sidecars:
         raise CheckpointError(
-            f"{folder}: has no .safetensors files; GGUF and .bin weights are not read here, "
-            "convert them to safetensors first"
+            f"{folder}: has no .safetensors and no .gguf files; .bin weights are not read, convert them first"
         )
     if missing := shards.missing():
         raise CheckpointError(
@@ -72,23 +110,100 @@ def _read_tensors(shards: Shards) -> dict[str, TensorInfo]:
             "fetch them into this folder"
         )
     tensors: dict[str, TensorInfo] = {}
+    mlx_files = set()
+    fault = None
     absent = set(shards.weight_map or ())
     for file in (*shards.files, *shards.sidecars):
-        for name, info in read_header(folder / file).items():
+        try:
+            found, metadata = read_file(folder / file)
+        except CheckpointError as error:
+            if file in shards.files:
+                raise
+            fault = str(error)
+            continue
+        if metadata.get("format") == "mlx":
+            mlx_files.add(folder / file)
+        for name, info in found.items():
             # The index decides which shard a tensor is taken from, and which tensors are left alone.
             if shards.weight_map is not None and file in shards.files:
                 if shards.weight_map.get(name) != file:
                     continue
                 absent.discard(name)
-            if name in tensors:
-                other = tensors[name].file.name
-                raise CheckpointError(
-                    f"{folder}: tensor {name!r} is in both {other} and {file}; remove one of the two"
-                )
-            tensors[name] = info
+            _add(tensors, info)
     if absent:
         listed = ", ".join(f"{name!r} ({(shards.weight_map or {})[name]})" for name in sorted(absent))
         raise CheckpointError(
             f"{folder}: the index promises {len(absent)} tensors their shards lack: {listed}"
         )
-    return tensors
+    return tensors, frozenset(mlx_files), fault
+
+
+def _add(tensors: dict[str, TensorInfo], info: TensorInfo) -> None:
+    if other := tensors.get(info.name):
+        raise CheckpointError(
+            f"{info.file.parent}: tensor {info.name!r} is in both {other.file.name} and {info.file.name}; "
+            "remove one of the two"
+        )
+    tensors[info.name] = info
+
+
+def _open_gguf(path: Path, opened: Path) -> Checkpoint:
+    """A GGUF file and, where it has no head of its own, the head that lies beside it."""
+    main = open_gguf(path)
+    try:
+        config = config_from_gguf(main.metadata, main.tensors)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    tensors = dict(main.tensors)
+    layers = dict.fromkeys({info.file for info in main.tensors.values()}, num_main_layers(main.metadata))
+    sidecars, mlx_files = set(), set()
+    fault = None
+    if not any(".nextn." in name for name in main.tensors):
+        for file in find_sidecars(path):
+            try:
+                found, is_mlx = _read_sidecar(file, main, layers)
+            except CheckpointError as error:
+                fault = str(error)
+                continue
+            sidecars.add(file)
+            mlx_files |= {file} if is_mlx else set()
+            for info in found:
+                _add(tensors, info)
+    return Checkpoint(
+        folder=opened,
+        config=config,
+        generation_config={},
+        tensors=tensors,
+        sidecars=frozenset(sidecars),
+        gguf_layers=layers,
+        mlx_files=frozenset(mlx_files),
+        metadata=main.metadata,
+        sidecar_fault=fault,
+    )
+
+
+def _read_sidecar(file: Path, main: GgufFile, layers: dict[Path, int]) -> tuple[list[TensorInfo], bool]:
+    """The head's tensors alone: a GGUF sidecar may repeat the target's embedding, which is not needed twice."""
+    if file.suffix != ".gguf":
+        found, metadata = read_file(file)
+        return list(found.values()), metadata.get("format") == "mlx"
+    side = open_gguf(file)
+    try:
+        num_layers = num_main_layers(side.metadata)
+    except CheckpointError as error:
+        raise CheckpointError(f"{file}: {error}") from error
+    wanted = num_main_layers(main.metadata)
+    if num_layers != wanted:
+        raise CheckpointError(
+            f"{file}: a head for {num_layers} layers, but {main.path.name} has {wanted}: it is another model's"
+        )
+    layers[file] = num_layers
+    kept = [info for info in side.tensors.values() if info.name.startswith(f"blk.{layers[file]}.")]
+    log.info(
+        "%s: %d tensors of the head, %d others left alone", file, len(kept), len(side.tensors) - len(kept)
+    )
+    if not kept:
+        raise CheckpointError(
+            f"{file}: has no block {layers[file]}, where the head of {main.path.name} should be"
+        )
+    return kept, False

@@ -1,23 +1,34 @@
-"""Weights as model code sees them: ask by canonical name and shape, receive a tensor.
+"""Weights as model code sees them: ask by canonical name and shape, receive a tensor or a packed matrix.
 
-A model is built twice from the same code: once with `Expectations`, which only writes down what is asked
-for, and, after `verify` has compared that list with the disk, once with a `WeightLoader`. Knows nothing of
-models; nothing is cached, so the peak is the loaded weights and one small staging buffer.
+A model is built twice from the same code: once with `Expectations`, which only writes down what is asked for, and,
+after `verify` has compared that list with the disk, once with a `WeightLoader`. Knows nothing of models; nothing is
+cached, so the peak is the loaded weights and one small staging buffer.
 """
 
-from collections.abc import Container, Iterable
-from typing import Protocol
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch
+from torch import Tensor
 
-from headlong.checkpoint.checkpoint import Checkpoint
-from headlong.checkpoint.names import Fused, NameMap
-from headlong.checkpoint.safetensors import STAGING_BYTES, TensorInfo, read_into
-from headlong.checkpoint.verify import FLOAT_DTYPES, Shape, packed_as, verify
+from headlong.checkpoint.detect import Detector
+from headlong.checkpoint.names import NameMap
+from headlong.checkpoint.tensor_info import STAGING_BYTES, TensorInfo, read_into, read_tensor
 from headlong.errors import CheckpointError
-from headlong.progress import ProgressFn, silent
+from headlong.quant import rtn
+from headlong.quant.format import Format, PackedWeight, Shape, Weight
 
-__all__ = ["Expectations", "WeightLoader", "WeightSource", "verify"]
+Kind = Literal["vector", "matrix", "experts"]
+Repack = Literal["none", "fp8", "int8", "int4"]
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a model asks for under one name. Vectors are floats; matrices and experts may be packed."""
+
+    kind: Kind
+    shape: Shape
 
 
 class WeightSource(Protocol):
@@ -27,11 +38,23 @@ class WeightSource(Protocol):
     device: torch.device
 
     def has(self, name: str) -> bool:
-        """True if the checkpoint holds the canonical `name`."""
+        """True if the checkpoint holds the canonical `name`, packed or not."""
         ...
 
-    def get(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def is_packed(self, name: str) -> bool:
+        """True if the matrix `name` will be a `PackedWeight`."""
+        ...
+
+    def vector(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """The tensor `name`, which must have this shape; in `dtype`, or in the source's own."""
+        ...
+
+    def matrix(self, name: str, out_features: int, in_features: int) -> Weight:
+        """The matrix `name`, as it is stored where it is packed, else in the source's dtype."""
+        ...
+
+    def experts(self, name: str, count: int, out_features: int, in_features: int) -> list[Weight]:
+        """One matrix for each expert, of a tensor that holds them all."""
         ...
 
 
@@ -41,92 +64,176 @@ class Expectations:
     def __init__(self, names: Container[str], dtype: torch.dtype = torch.float32) -> None:
         self.dtype = dtype
         self.device = torch.device("meta")
-        self.expected: dict[str, Shape] = {}
+        self.expected: dict[str, Need] = {}
         self._names = names
 
     def has(self, name: str) -> bool:
         return name in self._names
 
-    def get(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        before = self.expected.setdefault(name, shape)
-        assert before == shape, f"{name} is asked for as {list(before)} and as {list(shape)}"
-        return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+    def is_packed(self, name: str) -> bool:  # noqa: ARG002 - shapes are the same either way
+        return False
+
+    def vector(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return self._expect(name, Need("vector", shape), dtype)
+
+    def matrix(self, name: str, out_features: int, in_features: int) -> Weight:
+        return self._expect(name, Need("matrix", (out_features, in_features)))
+
+    def experts(self, name: str, count: int, out_features: int, in_features: int) -> list[Weight]:
+        return list(self._expect(name, Need("experts", (count, out_features, in_features))))
+
+    def _expect(self, name: str, need: Need, dtype: torch.dtype | None = None) -> Tensor:
+        before = self.expected.setdefault(name, need)
+        assert before == need, f"{name} is asked for as {before} and as {need}"
+        return torch.empty(need.shape, dtype=dtype or self.dtype, device=self.device)
 
 
 class WeightLoader:
     """Reads each tensor when it is asked for.
 
-    `wanted` names the tensors that will be asked for, so that progress ends at 100%; by default all of them.
+    `keep_stored` keeps floats that are narrower than `dtype` as they are on disk, to be widened when they are
+    multiplied. `repack` packs every matrix into that format, "none" unpacks them. `wanted` names what will be asked
+    for, so that what is reported ends at `nbytes`; by default everything.
     """
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
         names: NameMap,
+        detector: Detector,
         dtype: torch.dtype,
         device: torch.device | str,
-        progress: ProgressFn = silent,
-        label: str = "load weights",
         wanted: Iterable[str] | None = None,
+        keep_stored: bool = False,
+        repack: Repack | None = None,
     ) -> None:
         self.dtype = dtype
         self.device = torch.device(device)
-        self._checkpoint = checkpoint
         self._names = names
-        self._progress = progress
-        self._label = label
+        self._detector = detector
+        self._keep_stored = keep_stored
+        self._repack: Repack | None = repack
+        self.report: Callable[[int], None] = _unheard
+        """Called with the bytes read so far, of `nbytes`."""
         # One buffer for all conversions: a fresh one per tensor, freed between results that stay, leaves
         # holes in the heap that add up to the size of the model.
         pinned = self.device.type == "cuda"
         self._staging = torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=pinned)
         self._done = 0
         wanted = names.sources if wanted is None else set(wanted)
-        disk_names = [disk for name in wanted for disk in names.sources.get(name, ())]
-        self._total = sum(checkpoint.tensors[disk].nbytes for disk in disk_names)
+        self.nbytes = sum(info.nbytes for name in wanted for info in names.parts(name).values())
 
     def has(self, name: str) -> bool:
-        return name in self._names
+        return bool(self._names.parts(name))
 
-    def get(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def is_packed(self, name: str) -> bool:
+        if self._repack is not None:
+            return self._repack != "none"
+        infos = self._names.parts(name).values()
+        return any(not info.is_float or self._stays(info) for info in infos)
+
+    def vector(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        info = self._names.sources.get(name)
+        if info is None:
+            raise CheckpointError(f"tensor {name!r} is missing")
+        transform = self._names.transforms.get(name)
+        found = info.shape if transform is None else transform.model_shape(info.shape)
+        if found != shape or not info.is_float:
+            raise _fault(name, info, f"expected floats {list(shape)}, found {info.dtype} {list(info.shape)}")
         target = dtype or self.dtype
-        if name not in self._names:
-            raise CheckpointError(f"{self._checkpoint.folder}: tensor {name!r} is missing")
-        if (fused := self._names.fused.get(name)) is not None:
-            return self._read_fused(fused, shape, target)
-        info = self._checkpoint.tensors[self._names.sources[name][0]]
-        self._check(name, info, shape, target)
-        result = torch.empty(shape, dtype=target, device=self.device)
+        if transform is None:
+            result = torch.empty(shape, dtype=target, device=self.device)
+            read_into(info, result, self._staging)
+        else:
+            stored = torch.empty(info.shape, dtype=torch.float64)
+            read_into(info, stored, self._staging)
+            result = transform.to_model(stored).to(self.device, target)
+        if (order := self._detector.row_order(name)) is not None:
+            result = result[order.to(self.device)]
+        self._advance(info.nbytes)
+        return result
+
+    def matrix(self, name: str, out_features: int, in_features: int) -> Weight:
+        shape = (out_features, in_features)
+        infos = self._parts(name)
+        if name in self._names.transforms:
+            weight: Weight = self.vector(name, *shape)
+        elif self._reads_plainly(infos):
+            weight = self._read_plain(name, infos["weight"], shape)
+        else:
+            format = self._detector.format(name, shape)
+            weight = self._packed(
+                name, {part: self._read_part(info) for part, info in infos.items()}, format, shape
+            )
+        order = self._detector.row_order(name)
+        if order is not None:
+            order = order.to(self.device)
+            weight = weight[order] if isinstance(weight, Tensor) else weight.permuted(order)
+        return self._repacked(weight)
+
+    def experts(self, name: str, count: int, out_features: int, in_features: int) -> list[Weight]:
+        shape = (out_features, in_features)
+        infos = self._parts(name)
+        if self._reads_plainly(infos):
+            weights: list[Weight] = list(self._read_plain(name, infos["weight"], (count, *shape)))
+        else:
+            format = self._detector.format(name, (count, *shape))
+            parts = {part: self._read_part(info) for part, info in infos.items()}
+            weights = [
+                self._packed(name, {part: tensor[i] for part, tensor in parts.items()}, format, shape)
+                for i in range(count)
+            ]
+        return [self._repacked(weight) for weight in weights]
+
+    def _parts(self, name: str) -> dict[str, TensorInfo]:
+        infos = self._names.parts(name)
+        if not infos:
+            raise CheckpointError(f"tensor {name!r} is missing")
+        return infos
+
+    def _reads_plainly(self, infos: dict[str, TensorInfo]) -> bool:
+        """True for floats that are wanted in the loader's own dtype."""
+        return list(infos) == ["weight"] and infos["weight"].is_float and not self._stays(infos["weight"])
+
+    def _stays(self, info: TensorInfo) -> bool:
+        return self._keep_stored and info.is_float and info.stored_dtype.itemsize < self.dtype.itemsize
+
+    def _read_plain(self, name: str, info: TensorInfo, shape: Shape) -> Tensor:
+        if info.shape != shape:
+            raise _fault(name, info, f"expected {list(shape)}, found {list(info.shape)}")
+        result = torch.empty(shape, dtype=self.dtype, device=self.device)
         read_into(info, result, self._staging)
         self._advance(info.nbytes)
         return result
 
-    def _read_fused(self, fused: Fused, shape: Shape, target: torch.dtype) -> torch.Tensor:
-        """Reads part after part into its place in the result."""
-        part_shape = fused.part_shape(shape)
-        if part_shape is None or fused.num_experts != shape[0] or fused.missing(shape[0]):
-            found = list(fused.shape) if fused.shape else f"{len(fused.parts)} parts"
-            raise self._fault(fused.name, f"expected {list(shape)}, found {found}")
-        # All parts are checked before the first is read: the result may be most of the memory there is.
-        for (expert, projection), info in fused.parts.items():
-            self._check(fused.part_name(expert, projection), info, part_shape, target)
-        result = torch.empty(shape, dtype=target, device=self.device)
-        rows = part_shape[0]
-        for (expert, projection), info in fused.parts.items():
-            first = fused.projections.index(projection) * rows
-            read_into(info, result[expert, first : first + rows], self._staging)
-            self._advance(info.nbytes)
-        return result
+    def _read_part(self, info: TensorInfo) -> Tensor:
+        tensor = read_tensor(info, self.device)
+        self._advance(info.nbytes)
+        return tensor
 
-    def _check(self, name: str, info: TensorInfo, shape: Shape, target: torch.dtype) -> None:
-        if info.shape != shape:
-            raise self._fault(name, f"expected {list(shape)}, found {list(info.shape)} on disk ({info.name})")
-        if target.is_floating_point and info.dtype not in FLOAT_DTYPES:
-            raise self._fault(name, packed_as(info))
+    def _packed(self, name: str, parts: dict[str, Tensor], format: Format, shape: Shape) -> PackedWeight:
+        try:
+            return format.pack(parts, shape)
+        except CheckpointError as error:
+            raise CheckpointError(f"tensor {name!r} ({format.label}): {error}") from error
 
-    def _fault(self, name: str, what: str) -> CheckpointError:
-        return CheckpointError(f"{self._checkpoint.folder}: tensor {name!r}: {what}")
+    def _repacked(self, weight: Weight) -> Weight:
+        if self._repack is None:
+            return weight
+        whole = weight if isinstance(weight, Tensor) else weight.dequantize(0, weight.out_features)
+        if self._repack == "none":
+            return whole.to(self.dtype)
+        format, parts = rtn.quantize(whole.float(), self._repack)
+        return format.pack(parts, (whole.shape[0], whole.shape[1]))
 
     def _advance(self, nbytes: int) -> None:
         self._done += nbytes
         # A tensor read twice (a tied embedding) must not run past the end.
-        self._progress(self._label, min(self._done, self._total), self._total)
+        self.report(min(self._done, self.nbytes))
+
+
+def _unheard(done: int) -> None:
+    """Reports nothing."""
+
+
+def _fault(name: str, info: TensorInfo, what: str) -> CheckpointError:
+    return CheckpointError(f"{info.file}: tensor {name!r} (on disk {info.name}): {what}")

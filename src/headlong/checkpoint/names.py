@@ -1,7 +1,7 @@
 """What a tensor is called: from the names on disk to the one canonical name model code asks for.
 
-Three tables hold all that is known of spelling: prefixes to rewrite, tensors to skip (each with a reason),
-and experts to fuse. Knows nothing of which tensors a model needs; `load.verify` compares the two.
+Two tables hold all that is known of safetensors spelling: prefixes to rewrite and tensors to skip (each with a
+reason); GGUF has a table of its own. Knows nothing of which tensors a model needs; `verify` compares the two.
 
 Canonical names are those of the text model without a prefix: `embed_tokens.weight`,
 `layers.0.self_attn.q_proj.weight`, `norm.weight`, `lm_head.weight`, and the head's under `mtp.`.
@@ -10,9 +10,12 @@ Canonical names are those of the text model without a prefix: `embed_tokens.weig
 import re
 from dataclasses import dataclass
 
+from headlong.checkpoint import gguf_names
 from headlong.checkpoint.checkpoint import Checkpoint
-from headlong.checkpoint.safetensors import TensorInfo
+from headlong.checkpoint.tensor_info import TensorInfo
+from headlong.checkpoint.transforms import IDENTITY, MLX_CONV, NORM, Transform
 from headlong.errors import CheckpointError
+from headlong.quant.detect import PART_NAMES
 
 PREFIXES = (
     # Longest first, and the first match wins: `model.` is a prefix of most others.
@@ -28,23 +31,24 @@ PREFIXES = (
     ("model.", ""),
     ("mtp.", "mtp."),
 )
+RENAMES = ((re.compile(r"\.mlp\.switch_mlp\."), ".mlp.experts."),)
+"""MLX's name for the experts."""
 
 _VISION = "vision tower: Headlong serves text"
 _ROTARY = "rotary frequencies: computed, not stored"
+_KV_SCALE = "scales of a quantised KV cache: Headlong keeps keys and values in float"
 SKIPS = (
     (re.compile(r"(model\.)?(visual|vision_tower|vision_model|multi_modal_projector)\."), _VISION),
     (re.compile(r".*\.rotary_emb\.inv_freq$"), _ROTARY),
+    (re.compile(r".*\.self_attn\.([kv]_proj\.)?[qkv]_(scale|zero_point)$"), _KV_SCALE),
+    (re.compile(r".*\.self_attn\.[kv]_proj\.output_scale$"), _KV_SCALE),
 )
-
-EXPERT_PART = re.compile(
-    r"(?P<experts>.*\.mlp\.experts)\.(?P<expert>0|[1-9][0-9]{0,4})\.(?P<projection>\w+)\.weight"
+_FUSED_PARTS = (
+    {"": "weight"}
+    | {f"_{part}": part for part in PART_NAMES}
+    | {f"_{part.removeprefix('weight_')}": part for part in PART_NAMES if part.startswith("weight_")}
 )
-FUSIONS = {
-    # Fused name -> the projections whose rows are stacked, in order, for each expert.
-    "gate_up_proj": ("gate_proj", "up_proj"),
-    "down_proj": ("down_proj",),
-}
-_FUSED_INTO = {projection: fused for fused, parts in FUSIONS.items() for projection in parts}
+"""How the parts of a tensor without `.weight` (fused experts) are told: `gate_up_proj_scale_inv` and the like."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Skip:
 
 
 def canonical(disk_name: str, sidecar: bool = False) -> str | Skip:
-    """The canonical name of one tensor on disk. In a `sidecar` every tensor belongs to the head."""
+    """The canonical name of one safetensors tensor. In a `sidecar` every tensor belongs to the head."""
     for pattern, reason in SKIPS:
         if pattern.match(disk_name):
             return Skip(reason)
@@ -64,99 +68,72 @@ def canonical(disk_name: str, sidecar: bool = False) -> str | Skip:
         if disk_name.startswith(prefix):
             name = replacement + disk_name[len(prefix) :]
             break
+    for pattern, replacement in RENAMES:
+        name = pattern.sub(replacement, name)
     return f"mtp.{name}" if sidecar and not name.startswith("mtp.") else name
 
 
-@dataclass(frozen=True)
-class Fused:
-    """One canonical tensor stored as one matrix per expert and projection.
-
-    The fused shape is [experts, projections * rows, columns]. `parts` maps (expert, projection) to what is
-    on disk; holes are possible until `missing` says otherwise.
-    """
-
-    name: str
-    projections: tuple[str, ...]
-    parts: dict[tuple[int, str], TensorInfo]
-
-    @property
-    def num_experts(self) -> int:
-        return 1 + max(expert for expert, _ in self.parts)
-
-    @property
-    def shape(self) -> tuple[int, ...] | None:
-        """The fused shape, or None where parts are missing, not matrices, or of several shapes."""
-        shapes = {info.shape for info in self.parts.values()}
-        if len(shapes) != 1 or self.missing(self.num_experts):
-            return None
-        (shape,) = shapes
-        if len(shape) != 2:
-            return None
-        return (self.num_experts, len(self.projections) * shape[0], shape[1])
-
-    def ordered(self) -> list[TensorInfo]:
-        """The parts in the order of the fused memory: by expert, then as the projections are stacked."""
-        keys = sorted(self.parts, key=lambda key: (key[0], self.projections.index(key[1])))
-        return [self.parts[key] for key in keys]
-
-    def part_name(self, expert: int, projection: str) -> str:
-        """Canonical name of one part."""
-        return f"{self.name.rpartition('.')[0]}.{expert}.{projection}.weight"
-
-    def part_shape(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-        """What each part measures when the whole is `shape`, or None if it cannot be cut so."""
-        if len(shape) != 3 or shape[1] % len(self.projections):
-            return None
-        return (shape[1] // len(self.projections), shape[2])
-
-    def missing(self, num_experts: int) -> list[str]:
-        """Canonical names of the parts that `num_experts` experts need and the disk lacks."""
-        return [
-            self.part_name(expert, projection)
-            for expert in range(num_experts)
-            for projection in self.projections
-            if (expert, projection) not in self.parts
-        ]
-
-
 class NameMap:
-    """The canonical names of a checkpoint.
-
-    `sources` gives for each canonical name the disk names it is made of (several where it is fused),
-    `fused` the recipe of those, `skipped` the disk names left alone, by reason.
-    """
+    """The canonical names of a checkpoint: for each the tensor on disk, how its values are stored where that is not
+    the usual way, and the tensors left alone, by reason."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self.sources: dict[str, tuple[str, ...]] = {}
-        self.fused: dict[str, Fused] = {}
+        self.sources: dict[str, TensorInfo] = {}
+        self.transforms: dict[str, Transform] = {}
         self.skipped: dict[str, list[str]] = {}
+        has_conv = any(name.endswith("conv1d.weight") for name in checkpoint.tensors)
         for disk_name, info in checkpoint.tensors.items():
+            if info.file in checkpoint.gguf_layers:
+                self._add_gguf(disk_name, info, checkpoint)
+                continue
             name = canonical(disk_name, sidecar=info.file in checkpoint.sidecars)
             if isinstance(name, Skip):
                 self.skipped.setdefault(name.reason, []).append(disk_name)
-            elif (match := EXPERT_PART.fullmatch(name)) and match["projection"] in _FUSED_INTO:
-                self._add_part(match["experts"], int(match["expert"]), match["projection"], info)
-            else:
-                self._claim(name, (disk_name,))
-        for name, fused in self.fused.items():
-            self._claim(name, tuple(info.name for info in fused.ordered()))
+                continue
+            self._claim(name, info)
+            if info.file in checkpoint.mlx_files and has_conv:
+                self.transforms |= _mlx_transform(name, info)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.sources
+        """True if `name` is there, packed or not."""
+        return name in self.sources or (isinstance(name, str) and bool(self.parts(name)))
 
-    def _add_part(self, experts: str, expert: int, projection: str, info: TensorInfo) -> None:
-        kind = _FUSED_INTO[projection]
-        name = f"{experts}.{kind}"
-        fused = self.fused.setdefault(name, Fused(name, FUSIONS[kind], {}))
-        if other := fused.parts.get((expert, projection)):
-            raise _ambiguous(fused.part_name(expert, projection), other.name, info.name)
-        fused.parts[expert, projection] = info
+    def parts(self, name: str) -> dict[str, TensorInfo]:
+        """The tensors that make up the matrix `name`, by what they are to it; empty where there are none."""
+        if name.endswith(".weight"):
+            endings = {part: part for part in PART_NAMES}
+            stem = name.removesuffix("weight")
+        else:
+            endings, stem = _FUSED_PARTS, name
+        found = {part: info for ending, part in endings.items() if (info := self.sources.get(stem + ending))}
+        return dict(sorted(found.items()))
 
-    def _claim(self, name: str, disk_names: tuple[str, ...]) -> None:
+    def _add_gguf(self, disk_name: str, info: TensorInfo, checkpoint: Checkpoint) -> None:
+        arch = checkpoint.gguf_arch
+        name = gguf_names.canonical(disk_name, arch, checkpoint.gguf_layers[info.file])
+        if name is None:
+            # Whatever is in the head's block is the head's: unknown there, it makes only the head unusable.
+            in_head = disk_name.startswith(f"blk.{checkpoint.gguf_layers[info.file]}.")
+            name = f"mtp.{disk_name}" if in_head else disk_name
+        else:
+            transform = gguf_names.transform(name, arch)
+            if transform is not IDENTITY:
+                self.transforms[name] = transform
+        self._claim(name, info)
+
+    def _claim(self, name: str, info: TensorInfo) -> None:
         if name in self.sources:
-            raise _ambiguous(name, self.sources[name][0], disk_names[0])
-        self.sources[name] = disk_names
+            raise CheckpointError(
+                f"{self.sources[name].name!r} and {info.name!r} on disk are both {name!r}; remove one of the two"
+            )
+        self.sources[name] = info
 
 
-def _ambiguous(name: str, first: str, second: str) -> CheckpointError:
-    return CheckpointError(f"{first!r} and {second!r} on disk are both {name!r}; remove one of the two")
+def _mlx_transform(name: str, info: TensorInfo) -> dict[str, Transform]:
+    """MLX stores the norms of the Qwen family (the one with convolutions) with 1 added, and its convolutions with the
+    taps in the middle."""
+    if name.endswith("conv1d.weight"):
+        return {name: MLX_CONV}
+    kind = name.removesuffix(".weight").rpartition(".")[2]
+    is_norm = len(info.shape) == 1 and (kind.endswith("norm") or kind.startswith("pre_fc_norm_"))
+    return {name: NORM} if is_norm and not name.endswith("linear_attn.norm.weight") else {}

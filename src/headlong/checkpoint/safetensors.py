@@ -5,59 +5,26 @@ inside the file, or raises a `CheckpointError` that names the file, the tensor a
 of shards, of folders or of what a tensor is for.
 """
 
-from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import torch
-
 from headlong.checkpoint.strict_json import MAX_JSON_BYTES, parse_object
+from headlong.checkpoint.tensor_info import TORCH_DTYPES, TensorInfo
 from headlong.errors import CheckpointError
-
-TORCH_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 
 MAX_ELEMENTS = 2**48
 MAX_RANK = 32
-STAGING_BYTES = 16 * 2**20
 _LENGTH_BYTES = 8
 _LFS_POINTER = b"version https://git-lfs"
 
 
-@dataclass(frozen=True)
-class TensorInfo:
-    """Where one tensor lies. `start` counts bytes from the beginning of `file`."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    file: Path
-    start: int
-    nbytes: int
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        return TORCH_DTYPES[self.dtype]
-
-
 def read_header(path: str | Path) -> dict[str, TensorInfo]:
     """The tensors of one safetensors file by name, every claim of the header checked; reads no data."""
+    return read_file(path)[0]
+
+
+def read_file(path: str | Path) -> tuple[dict[str, TensorInfo], dict[str, Any]]:
+    """The tensors, and what the file says of itself."""
     path = Path(path)
     try:
         if not path.is_file():
@@ -74,7 +41,7 @@ def read_header(path: str | Path) -> dict[str, TensorInfo]:
     data_start = _LENGTH_BYTES + len(header)
     infos = [_parse_entry(path, name, entry, data_start, size) for name, entry in entries.items()]
     _check_layout(path, infos, data_start, size)
-    return {info.name: info for info in infos}
+    return {info.name: info for info in infos}, metadata
 
 
 def _read_header_bytes(path: Path, file: BinaryIO, size: int) -> bytes:
@@ -162,49 +129,3 @@ def _short(value: Any) -> str:
     """`repr` cut to a readable length."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-def read_tensor(info: TensorInfo) -> torch.Tensor:
-    """Reads exactly that tensor's bytes into a new CPU tensor that owns its memory."""
-    result = torch.empty(info.shape, dtype=info.torch_dtype)
-    read_into(info, result)
-    return result
-
-
-def read_into(info: TensorInfo, out: torch.Tensor, staging: torch.Tensor | None = None) -> None:
-    """Reads a tensor into `out`: contiguous, of its shape, of any dtype and on any device.
-
-    Bytes that need no conversion go straight to their place, others piece by piece through `staging`, a CPU
-    tensor of bytes that the caller may keep for the next read.
-    """
-    assert out.is_contiguous() and tuple(out.shape) == info.shape
-    if not info.nbytes:
-        return
-    flat, dtype = out.view(-1), info.torch_dtype
-    try:
-        with info.file.open("rb", buffering=0) as file:
-            file.seek(info.start)
-            # Not for torch.bool: a stray byte other than 0 and 1 in one is undefined behaviour.
-            if flat.dtype is dtype and flat.device.type == "cpu" and dtype is not torch.bool:
-                _fill(info, file, flat.view(torch.uint8))
-                return
-            if staging is None:
-                staging = torch.empty(min(info.nbytes, STAGING_BYTES), dtype=torch.uint8)
-            for target in flat.split(staging.numel() // dtype.itemsize):
-                piece = staging[: target.numel() * dtype.itemsize]
-                _fill(info, file, piece)
-                target.copy_(piece.ne(0) if dtype is torch.bool else piece.view(dtype))
-    except OSError as error:
-        reason = error.strerror or error
-        raise CheckpointError(f"{info.file}: tensor {info.name!r}: cannot be read ({reason})") from error
-
-
-def _fill(info: TensorInfo, file: FileIO, piece: torch.Tensor) -> None:
-    """Fills the bytes of `piece`; one read of the system may return less than was asked for."""
-    buffer = piece.numpy().data
-    done = 0
-    while done < len(buffer):
-        got = file.readinto(buffer[done:])
-        if not got:
-            raise CheckpointError(f"{info.file}: tensor {info.name!r}: the file ends inside it")
-        done += got

@@ -1,17 +1,22 @@
-"""Which files of a folder hold the tensors: index, single file, loose files, and the MTP sidecar.
+"""Which files of a folder hold the tensors: index, single file, loose files, a GGUF, and the MTP sidecar.
 
 Knows file names and the index; never opens a tensor file.
 """
 
+import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from headlong.checkpoint.strict_json import read_object
 from headlong.errors import CheckpointError
 
+log = logging.getLogger(__name__)
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 SIDECAR_PATTERN = "mtp*.safetensors"
+GGUF_SIDECAR_PATTERN = "mtp-*.gguf"
+_LATER_SPLIT = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,33 @@ def find_shards(folder: Path) -> Shards:
     else:
         files = [name for name in present if name not in beside]
     return Shards(folder, tuple(files), tuple(sorted(beside - set(files))), weight_map)
+
+
+def find_gguf(folder: Path) -> Path | None:
+    """The GGUF model of a folder, the first file of one that is split; None where there is none."""
+    found = sorted(set(folder.glob("*.gguf")) - set(folder.glob(GGUF_SIDECAR_PATTERN)))
+    files = [path for path in found if not _LATER_SPLIT.search(path.name)]
+    if len(files) > 1:
+        listed = ", ".join(path.name for path in files)
+        raise CheckpointError(
+            f"{folder}: holds {len(files)} GGUF models ({listed}); pass the path of one of them"
+        )
+    return files[0] if files else None
+
+
+def find_sidecars(gguf: Path) -> list[Path]:
+    """The head beside a GGUF file: `mtp-` before its own name, or the only one in the folder."""
+    folder = gguf.parent
+    if (own := folder / f"mtp-{gguf.name}").is_file():
+        return [own]
+    beside = sorted({*folder.glob(GGUF_SIDECAR_PATTERN), *folder.glob(SIDECAR_PATTERN)} - {gguf})
+    if len(beside) > 1:
+        listed = ", ".join(path.name for path in beside)
+        log.warning(
+            "%s: of the heads beside it (%s) none is named mtp-%s, so none is used", gguf, listed, gguf.name
+        )
+        return []
+    return beside
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:

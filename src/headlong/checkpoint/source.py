@@ -1,6 +1,6 @@
-"""From what a user calls a model to a folder on this machine.
+"""From what a user calls a model to a folder or a GGUF file on this machine.
 
-Decides between the embedded model, a local folder and a Hugging Face repository, and lists what is already
+Decides between the embedded model, what is on this disk and a Hugging Face repository, and lists what is already
 here. Knows which files make a folder whole; nothing of what is in them.
 """
 
@@ -32,7 +32,7 @@ class LocalModel:
 
 
 def resolve(model: str | Path | None, *, revision: str | None = None, progress: ProgressFn = silent) -> Path:
-    """The folder of `model`: None for the embedded one, a folder, or a repository id `owner/name`.
+    """The folder or GGUF file of `model`: None for the embedded one, a path, or a repository id `owner/name`.
 
     A repository that is whole in the cache is taken from there without asking the network.
     """
@@ -46,7 +46,7 @@ def resolve(model: str | Path | None, *, revision: str | None = None, progress: 
     except (OSError, ValueError, RuntimeError):  # too long, a NUL inside, a home that is nobody's
         path, exists = Path(), False
     if exists:
-        return _check_folder(path)
+        return _check_path(path)
     if isinstance(model, Path):
         raise CheckpointError(f"model: there is no folder {str(model)!r}")
     if not _is_repo_id(model):
@@ -65,12 +65,15 @@ def _is_repo_id(text: str) -> bool:
     )
 
 
-def _check_folder(path: Path) -> Path:
+def _check_path(path: Path) -> Path:
+    if path.is_file() and path.suffix == ".gguf":
+        return path
     if not path.is_dir():
-        raise CheckpointError(f"model: {path} is a file; pass its folder, {path.parent}")
-    if not (path / hub.CONFIG).exists() and not any(path.glob("*.safetensors")):
+        raise CheckpointError(f"model: {path} is a file, but no .gguf; pass its folder, {path.parent}")
+    if not (path / hub.CONFIG).exists() and not any((*path.glob("*.safetensors"), *path.glob("*.gguf"))):
         raise CheckpointError(
-            f"model: {path} has neither {hub.CONFIG} nor .safetensors files; pass the folder of a checkpoint"
+            f"model: {path} has neither {hub.CONFIG} nor .safetensors or .gguf files; "
+            "pass the folder of a checkpoint"
         )
     return path
 

@@ -35,11 +35,15 @@ def _finite(text: str) -> float:
     return value
 
 
-def parse_object(data: bytes, where: str) -> dict[str, Any]:
-    """Parses UTF-8 `data` as one JSON object; `where` opens every error message."""
+def parse_object(data: bytes, where: str, *, infinities: bool = False) -> dict[str, Any]:
+    """Parses UTF-8 `data` as one JSON object; `where` opens every error message. `infinities` are no JSON, but real
+    configs have them."""
     try:
         value = json.loads(
-            data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite
+            data.decode("utf-8"),
+            object_pairs_hook=_unique,
+            parse_constant=float if infinities else _no_constant,
+            parse_float=_finite,
         )
     except RecursionError:
         raise CheckpointError(f"{where}: JSON nested too deeply; the file is damaged or hostile") from None
@@ -50,7 +54,7 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
     return value
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path, *, infinities: bool = False) -> dict[str, Any]:
     """Reads the JSON object in the file `path`."""
     try:
         size = path.stat().st_size
@@ -59,4 +63,4 @@ def read_object(path: Path) -> dict[str, Any]:
         data = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
-    return parse_object(data, str(path))
+    return parse_object(data, str(path), infinities=infinities)

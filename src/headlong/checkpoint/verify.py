@@ -1,26 +1,17 @@
-"""The checkpoint against its model: every missing, unexpected, mis-shaped and packed tensor, in one error.
+"""The checkpoint against its model: every missing, unexpected, mis-shaped and unreadable tensor, in one error.
 
-Compares names and shapes only and reads no data. Knows nothing of models: what they need arrives as a
-table of canonical names and shapes.
+Compares headers only and reads no data. Knows nothing of models: what they need arrives as a table.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from headlong.checkpoint.checkpoint import Checkpoint
-from headlong.checkpoint.names import Fused, NameMap
-from headlong.checkpoint.safetensors import TensorInfo
+from headlong.checkpoint.detect import Detector
+from headlong.checkpoint.load import Need
+from headlong.checkpoint.names import NameMap
+from headlong.checkpoint.tensor_info import TensorInfo
 from headlong.errors import CheckpointError
-
-Shape = tuple[int, ...]
-
-FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
-"""On-disk dtypes whose values are the weights themselves; in any other they are packed."""
-
-
-def packed_as(info: TensorInfo) -> str:
-    """Why a tensor that is not stored as plain floats is refused."""
-    return f"packed as {info.dtype}: quantised checkpoints are not supported yet"
+from headlong.quant.format import Format
 
 
 def always(name: str) -> bool:  # noqa: ARG001 - the filter that lets every name pass
@@ -34,74 +25,91 @@ class _Report:
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     misshaped: list[str] = field(default_factory=list)
-    packed: list[str] = field(default_factory=list)
+    misfitting: list[str] = field(default_factory=list)
 
     def groups(self) -> dict[str, list[str]]:
         kinds = {
             "missing": self.missing,
             "unexpected": self.unexpected,
             "mis-shaped": self.misshaped,
-            "packed": self.packed,
+            "not readable as packed": self.misfitting,
         }
         return {kind: lines for kind, lines in kinds.items() if lines}
 
-    def compare(self, name: str, info: TensorInfo, expected: Shape) -> None:
-        """One tensor on disk against what the model asks. A packed one has a shape of its own making."""
-        if info.dtype not in FLOAT_DTYPES:
-            self.packed.append(f"{name} (on disk {info.name}): {packed_as(info)}")
-        elif info.shape != expected:
-            found = list(info.shape)
-            self.misshaped.append(f"{name} (on disk {info.name}): expected {list(expected)}, found {found}")
 
-    def compare_fused(self, fused: Fused, expected: Shape) -> None:
-        """Experts stored one by one: each part is missing, mis-shaped or unexpected by its own name."""
-        part_shape = fused.part_shape(expected)
-        if part_shape is None:
-            found = list(fused.shape) if fused.shape else f"{len(fused.parts)} parts"
-            self.misshaped.append(f"{fused.name}: expected {list(expected)}, found {found}")
-            return
-        self.missing.extend(f"{name} {list(part_shape)}" for name in fused.missing(expected[0]))
-        for (expert, projection), info in fused.parts.items():
-            name = fused.part_name(expert, projection)
-            if expert >= expected[0]:
-                self.unexpected.append(f"{name} (on disk {info.name}) {list(info.shape)}")
+class Verifier:
+    """`formats` is filled on the way: how each matrix is packed."""
+
+    def __init__(self, names: NameMap, detector: Detector) -> None:
+        self.names = names
+        self.detector = detector
+        self.formats: dict[str, Format] = {}
+
+    def verify(
+        self,
+        expected: Mapping[str, Need],
+        *,
+        what: str,
+        where: object,
+        prefix_filter: Callable[[str], bool] = always,
+        error: type[CheckpointError] = CheckpointError,
+    ) -> None:
+        """Raises one `error` listing all that differs between `expected` and the disk, or returns.
+
+        `prefix_filter` picks the canonical names under consideration, so that target and head can be judged
+        apart; `what` names the thing judged in the message.
+        """
+        report = _Report()
+        used: set[str] = set()
+        for name, need in expected.items():
+            if not prefix_filter(name):
+                continue
+            is_vector = need.kind == "vector" or name in self.names.transforms
+            parts = self._vector(name) if is_vector else self.names.parts(name)
+            used |= {info.name for info in parts.values()}
+            if not parts:
+                report.missing.append(f"{name} {list(need.shape)}")
+            elif is_vector:
+                self._compare_vector(name, need, report)
             else:
-                self.compare(name, info, part_shape)
+                self._compare_matrix(name, need, report)
+        for name, info in self.names.sources.items():
+            if prefix_filter(name) and info.name not in used:
+                report.unexpected.append(f"{name} (on disk {info.name}) {list(info.shape)}")
+        if groups := report.groups():
+            counts = ", ".join(f"{len(lines)} {kind}" for kind, lines in groups.items())
+            body = "\n".join(
+                f"{kind} ({len(lines)}):\n" + "\n".join(f"  {line}" for line in lines)
+                for kind, lines in groups.items()
+            )
+            raise error(f"{where}: the {what} does not fit its model: {counts} tensors\n{body}")
 
+    def _vector(self, name: str) -> dict[str, TensorInfo]:
+        info = self.names.sources.get(name)
+        return {} if info is None else {"weight": info}
 
-def verify(
-    expected: Mapping[str, Shape],
-    names: NameMap,
-    checkpoint: Checkpoint,
-    *,
-    what: str = "checkpoint",
-    prefix_filter: Callable[[str], bool] = always,
-    error: type[CheckpointError] = CheckpointError,
-) -> None:
-    """Raises one `error` listing all that differs between `expected` and the disk, or returns.
+    def _compare_vector(self, name: str, need: Need, report: _Report) -> None:
+        info = self.names.sources[name]
+        transform = self.names.transforms.get(name)
+        shape = info.shape if transform is None else transform.model_shape(info.shape)
+        if shape != need.shape:
+            found = list(info.shape)
+            report.misshaped.append(
+                f"{name} (on disk {info.name}): expected {list(need.shape)}, found {found}"
+            )
+        elif not info.is_float:
+            report.misfitting.append(f"{name} (on disk {info.name}): must be floats, found {info.dtype}")
 
-    `prefix_filter` picks the canonical names under consideration, so that target and head can be judged
-    apart; `what` names the thing judged in the message.
-    """
-    report = _Report()
-    for name, shape in expected.items():
-        if not prefix_filter(name):
-            continue
-        if name not in names:
-            report.missing.append(f"{name} {list(shape)}")
-        elif name in names.fused:
-            report.compare_fused(names.fused[name], tuple(shape))
-        else:
-            report.compare(name, checkpoint.tensors[names.sources[name][0]], tuple(shape))
-    for name, disk_names in names.sources.items():
-        if name not in expected and prefix_filter(name):
-            for disk_name in disk_names:
-                found = list(checkpoint.tensors[disk_name].shape)
-                report.unexpected.append(f"{name} (on disk {disk_name}) {found}")
-    if groups := report.groups():
-        counts = ", ".join(f"{len(lines)} {kind}" for kind, lines in groups.items())
-        body = "\n".join(
-            f"{kind} ({len(lines)}):\n" + "\n".join(f"  {line}" for line in lines)
-            for kind, lines in groups.items()
-        )
-        raise error(f"{checkpoint.folder}: the {what} does not fit its model: {counts} tensors\n{body}")
+    def _compare_matrix(self, name: str, need: Need, report: _Report) -> None:
+        parts = self.names.parts(name)
+        info = parts.get("weight")
+        if list(parts) == ["weight"] and info is not None and info.shape != need.shape and info.is_float:
+            found = list(info.shape)
+            report.misshaped.append(
+                f"{name} (on disk {info.name}): expected {list(need.shape)}, found {found}"
+            )
+            return
+        try:
+            self.formats[name] = self.detector.format(name, need.shape)
+        except CheckpointError as error:
+            report.misfitting.append(str(error))

@@ -4,27 +4,39 @@ Decides whether there is a usable head, from the tensors, and says why where the
 """
 
 import logging
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
 
 import torch
 
 from headlong.checkpoint.checkpoint import Checkpoint
-from headlong.checkpoint.load import Expectations, WeightLoader, verify
+from headlong.checkpoint.detect import HEAD, Detector
+from headlong.checkpoint.load import Expectations, Need, Repack, WeightLoader
 from headlong.checkpoint.names import NameMap
-from headlong.errors import ConfigError, HeadError
+from headlong.checkpoint.verify import Verifier
+from headlong.config import DTYPES, REPACKED, EngineConfig
+from headlong.errors import CheckpointError, ConfigError, HeadError
 from headlong.layers.weights import Scope
 from headlong.models import registry
 from headlong.models.config import ModelConfig
+from headlong.models.decoder import DecoderModel
 from headlong.models.mtp import MtpHead
-from headlong.models.qwen3_5 import Qwen35Model
 from headlong.ops.registry import Ops, default_dtype
 from headlong.progress import ProgressFn, silent
+from headlong.quant.format import Format
+from headlong.quant.plain import PlainFormat
 
 log = logging.getLogger(__name__)
 MtpMode = Literal["auto", "on", "off"]
-HEAD = "mtp."
-STORED_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
+STORED_DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+MAX_TOLD = 3
+"""Faults of a head that are told where one sentence is wanted."""
+PLAINLY = "use mtp='auto' to serve without drafting"
 
 
 @dataclass(frozen=True)
@@ -33,100 +45,179 @@ class Blueprint:
 
     checkpoint: Checkpoint
     names: NameMap
+    detector: Detector
     config: ModelConfig
     architecture: registry.Architecture
-    expected: dict[str, tuple[int, ...]]
-    """Canonical name to shape of every tensor that will be loaded, the head's among them if it is usable."""
+    expected: dict[str, Need]
+    """What will be loaded, by canonical name; the head's among it if it is usable."""
+    formats: dict[str, Format]
+    """How each matrix is packed."""
     head_refusal: str | None
     """Why there is no usable head; None if there is one."""
+    options: EngineConfig = field(default_factory=EngineConfig)
 
     @property
-    def stored_dtype(self) -> torch.dtype:
-        """The dtype most bytes on disk are in."""
+    def is_packed(self) -> bool:
+        """True if any matrix of the target is packed."""
+        return any(
+            not isinstance(f, PlainFormat) for name, f in self.formats.items() if not name.startswith(HEAD)
+        )
+
+    def stored_dtype(self, *, head: bool = False) -> torch.dtype | None:
+        """The dtype most bytes of the target's plain matrices are in; None where all are packed."""
         totals: dict[str, int] = {}
-        for name in self.expected:
-            for disk in self.names.sources.get(name, ()):
-                info = self.checkpoint.tensors[disk]
+        for name, format in self.formats.items():
+            if isinstance(format, PlainFormat) and name.startswith(HEAD) == head:
+                info = self.names.sources[name]
                 totals[info.dtype] = totals.get(info.dtype, 0) + info.nbytes
-        return STORED_DTYPES.get(max(totals, key=lambda dtype: totals[dtype]), torch.float32)
+        return STORED_DTYPES[max(totals, key=lambda dtype: totals[dtype])] if totals else None
+
+    @property
+    def repacked_head(self) -> Repack | None:
+        """What the head's matrices are turned into on load; None if they stay as they are stored."""
+        wanted = self.options.draft_quantization
+        return cast(Repack, wanted) if wanted in REPACKED else None
+
+    def dtype(self, device: torch.device) -> torch.dtype:
+        """What is computed in."""
+        return self.options.resolve_dtype() or default_dtype(device, self.stored_dtype())
+
+    def head_dtype(self, device: torch.device) -> torch.dtype:
+        """What the head's plain matrices are kept and multiplied in: what they are stored in, where that is fast."""
+        if self.options.draft_dtype != "auto":
+            return DTYPES[self.options.draft_dtype]
+        dtype = self.dtype(device)
+        stored = self.stored_dtype(head=True)
+        if stored is None or self.options.dtype != "auto" or not self.is_packed:
+            return dtype
+        return min(dtype, default_dtype(device, stored), key=lambda candidate: candidate.itemsize)
 
 
 @dataclass(frozen=True)
 class Built:
     """A model in memory. `head` is None where drafting is off, and `head_refusal` says why."""
 
-    model: Qwen35Model
+    model: DecoderModel
     head: MtpHead | None
     head_refusal: str | None
     ops: Ops
 
 
-def survey(checkpoint: Checkpoint, mtp: MtpMode = "auto") -> Blueprint:
-    """Checks every tensor's name and shape against the model, reading headers alone.
+def survey(checkpoint: Checkpoint, options: EngineConfig | None = None) -> Blueprint:
+    """Checks every tensor's name, shape and packing against the model, reading headers alone.
 
-    A target that does not fit is an error; so is a head that is there but does not fit, unless MTP is off.
+    A target that does not fit is an error. A head that does not is one if MTP was insisted on; else it is a reason.
     """
+    options = options or EngineConfig()
     architecture = registry.find(checkpoint.config)
     config = architecture.parse(checkpoint.config)
     names = NameMap(checkpoint)
+    detector = Detector(checkpoint, names, _head_hint(options))
+    verifier = Verifier(names, detector)
     dry = Scope(source := Expectations(names), Ops(torch.float32, torch.device("meta")))
     architecture.model(config, dry)
     expected = dict(source.expected)
-    verify(expected, names, checkpoint, what="model", prefix_filter=lambda name: not name.startswith(HEAD))
-    refusal = _refusal(checkpoint, names, mtp)
+    where = checkpoint.folder
+    verifier.verify(expected, what="model", where=where, prefix_filter=lambda name: not name.startswith(HEAD))
+    refusal = _absence(checkpoint, names, options.mtp)
     if refusal is None:
         source = Expectations(names)
-        architecture.head(config, Scope(source, dry.ops, HEAD))
-        verify(
-            source.expected,
-            names,
-            checkpoint,
-            what="MTP head",
-            prefix_filter=lambda name: name.startswith(HEAD),
-            error=HeadError,
-        )
-        expected |= source.expected
-    return Blueprint(checkpoint, names, config, architecture, expected, refusal)
+        try:
+            architecture.head(config, Scope(source, dry.ops, HEAD))
+            verifier.verify(
+                source.expected,
+                what="MTP head",
+                where=where,
+                prefix_filter=lambda name: name.startswith(HEAD),
+                error=HeadError,
+            )
+            expected |= source.expected
+        except CheckpointError as error:
+            refusal = _refuse(options.mtp, str(error))
+    for module, sentence in detector.disagreements.items():
+        log.info("%s: %s; the tensors decide", module, sentence)
+    return Blueprint(
+        checkpoint, names, detector, config, architecture, expected, verifier.formats, refusal, options
+    )
 
 
-def _refusal(checkpoint: Checkpoint, names: NameMap, mtp: MtpMode) -> str | None:
+def _head_hint(options: EngineConfig) -> dict[str, Any]:
+    wanted = options.draft_quantization
+    return {"checkpoint_format": wanted} if wanted in ("gptq", "gptq_v2") else {}
+
+
+def _absence(checkpoint: Checkpoint, names: NameMap, mtp: MtpMode) -> str | None:
+    """Why there is no head to look at; None if there is one."""
     if mtp == "off":
         return "MTP was turned off (mtp='off')"
     heads = [name for name in names.sources if name.startswith(HEAD)]
+    if not heads and checkpoint.sidecar_fault is not None:
+        return _refuse(mtp, checkpoint.sidecar_fault)
     if not heads:
-        refusal = f"the checkpoint has no MTP head (no tensor named {HEAD}* in {checkpoint.folder.name})"
-    elif any(name.startswith(f"{HEAD}layers.1.") for name in heads):
-        refusal = "the checkpoint's MTP head has several layers; only one-layer heads are supported"
-    else:
-        return None
+        return _refuse(
+            mtp, f"the checkpoint has no MTP head (no tensor named {HEAD}* in {checkpoint.folder.name})"
+        )
+    if any(name.startswith(f"{HEAD}layers.1.") for name in heads):
+        return _refuse(
+            mtp, "the checkpoint's MTP head has several layers; only one-layer heads are supported"
+        )
+    return None
+
+
+def _refuse(mtp: MtpMode, reason: str) -> str:
+    """An error that lists all faults if MTP was insisted on; else a sentence with the first of them."""
+    first, *faults = reason.splitlines()
     if mtp == "on":
-        raise HeadError(f"mtp='on', but {refusal}; use mtp='auto' to serve without drafting")
-    log.warning("serving without drafting: %s", refusal)
-    return refusal
+        separator = "\n" if faults else "; "
+        raise HeadError(f"mtp='on', but {reason}{separator}{PLAINLY}")
+    listed = [line.strip() for line in faults if line.startswith("  ")]
+    if len(listed) > MAX_TOLD:
+        listed[MAX_TOLD:] = [f"and {len(listed) - MAX_TOLD} more, which mtp='on' lists"]
+    sentence = "; ".join([first, *listed])
+    log.warning("serving without drafting: %s", sentence)
+    return sentence
 
 
-def build(
-    blueprint: Blueprint,
-    *,
-    device: torch.device,
-    dtype: torch.dtype | None = None,
-    progress: ProgressFn = silent,
-) -> Built:
+def build(blueprint: Blueprint, *, device: torch.device, progress: ProgressFn = silent) -> Built:
     """Reads the weights, one tensor at a time."""
-    chosen = dtype or default_dtype(device, blueprint.stored_dtype)
-    if not chosen.is_floating_point:
-        raise ConfigError(f"dtype must be a floating-point dtype, not {chosen}")
-    log.info("dtype %s (stored %s) on %s", chosen, blueprint.stored_dtype, device)
+    chosen = blueprint.dtype(device)
+    log.info("dtype %s (stored %s) on %s", chosen, blueprint.stored_dtype() or "packed", device)
     if device.type == "cuda" and chosen != torch.float64:
         log.warning("on CUDA matmuls are not batch-invariant yet: drafting may decide a near-tie differently")
     ops = Ops(chosen, device)
-    loader = WeightLoader(
-        blueprint.checkpoint, blueprint.names, chosen, device, progress, wanted=blueprint.expected
-    )
-    scope = Scope(loader, ops)
     with torch.inference_mode():
-        model = blueprint.architecture.model(blueprint.config, scope)
-        head = None
-        if blueprint.head_refusal is None:
-            head = blueprint.architecture.head(blueprint.config, Scope(loader, ops, HEAD))
-    return Built(model, head, blueprint.head_refusal, ops)
+        loader = _loader(blueprint, chosen, device, head=False)
+        head_loader = _loader(blueprint, blueprint.head_dtype(device), device, head=True)
+        first, total = loader.nbytes, loader.nbytes + head_loader.nbytes
+        loader.report = lambda done: progress("load weights", done, total)
+        head_loader.report = lambda done: progress("load weights", first + done, total)
+        try:
+            model = blueprint.architecture.model(blueprint.config, Scope(loader, ops))
+        except CheckpointError as error:
+            raise CheckpointError(f"{blueprint.checkpoint.folder}: {error}") from error
+        head, refusal = _build_head(blueprint, ops, head_loader)
+    return Built(model, head, refusal, ops)
+
+
+def _build_head(blueprint: Blueprint, ops: Ops, loader: WeightLoader) -> tuple[MtpHead | None, str | None]:
+    if blueprint.head_refusal is not None:
+        return None, blueprint.head_refusal
+    try:
+        return blueprint.architecture.head(blueprint.config, Scope(loader, ops, HEAD)), None
+    except CheckpointError as error:
+        return None, _refuse(blueprint.options.mtp, f"{blueprint.checkpoint.folder}: {error}")
+
+
+def _loader(blueprint: Blueprint, dtype: torch.dtype, device: torch.device, *, head: bool) -> WeightLoader:
+    options = blueprint.options
+    if not dtype.is_floating_point:
+        raise ConfigError(f"dtype must be a floating-point dtype, not {dtype}")
+    return WeightLoader(
+        blueprint.names,
+        blueprint.detector,
+        dtype,
+        device,
+        wanted=[name for name in blueprint.expected if name.startswith(HEAD) == head],
+        keep_stored=blueprint.is_packed and not (head and options.draft_dtype != "auto"),
+        repack=blueprint.repacked_head if head else None,
+    )

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from headlong.layers.context import Context
-from headlong.models.qwen3_5 import Qwen35Model
+from headlong.models.decoder import DecoderModel
 from headlong.ops.rope.reference import angles
 from headlong.state.pages import page_table
 from headlong.state.specs import DeltaNetSpec
@@ -15,10 +15,10 @@ from headlong.types import Batch, Draft, Plan, Rows
 class Runner:
     """One model over one state."""
 
-    def __init__(self, model: Qwen35Model, state: State) -> None:
+    def __init__(self, model: DecoderModel, state: State) -> None:
         self.model = model
         self.state = state
-        self.device = model.embedding.device
+        self.device = model.ops.device
         recurrent = [s for s in model.state_specs.values() if isinstance(s, DeltaNetSpec)]
         self.conv_kernel = recurrent[0].conv_kernel if recurrent else None
 

@@ -15,9 +15,10 @@ from headlong.config import EngineConfig
 from headlong.engine.build import build, survey
 from headlong.engine.collect import Collector
 from headlong.engine.engine import Engine
-from headlong.errors import ConfigError, RequestError
+from headlong.errors import CheckpointError, ConfigError, RequestError
 from headlong.params import SamplingParams
 from headlong.progress import ProgressFn, silent
+from headlong.text.gguf_tokenizer import tokenizer_from_gguf
 from headlong.text.grammar import GrammarCompiler
 from headlong.text.template import ChatTemplate
 from headlong.text.tokenizer import Tokenizer
@@ -47,9 +48,9 @@ class Service:
         device = config.resolve_device()
         folder = source.resolve(model, progress=progress)
         checkpoint = Checkpoint.open(folder)
-        blueprint = survey(checkpoint, config.mtp)
-        tokenizer = Tokenizer.from_folder(folder)
-        built = build(blueprint, device=device, dtype=config.resolve_dtype(), progress=progress)
+        blueprint = survey(checkpoint, config)
+        tokenizer = _tokenizer(checkpoint)
+        built = build(blueprint, device=device, progress=progress)
         template = None
         if tokenizer is not None and tokenizer.chat_template:
             template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
@@ -148,6 +149,18 @@ class Service:
         if self.recommended.get("do_sample", bool(given)):
             return given
         return given | ({"temperature": 0.0} if "do_sample" in self.recommended else {})
+
+
+def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
+    """A tokenizer.json in the folder, else what a GGUF file carries."""
+    if checkpoint.folder.is_dir() and (found := Tokenizer.from_folder(checkpoint.folder)) is not None:
+        return found
+    if not checkpoint.is_gguf:
+        return None
+    try:
+        return tokenizer_from_gguf(checkpoint.metadata)
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.folder}: {error}") from error
 
 
 def _eos_ids(

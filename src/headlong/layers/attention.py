@@ -1,4 +1,4 @@
-"""Full attention with query/key norms, partial rotary and an output gate."""
+"""Full attention over pages: query and key norms and an output gate where a family has them."""
 
 from dataclasses import dataclass
 
@@ -15,38 +15,47 @@ from headlong.state.specs import KvSpec
 
 @dataclass(frozen=True)
 class AttentionConfig:
+    """`gated`: q_proj gives an output gate beside each query. `normed`: queries and keys have norms of their own."""
+
     hidden_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     eps: float
     bias: bool = False
+    gated: bool = True
+    normed: bool = True
 
 
-class GatedAttention:
-    """One projection gives queries, keys, gates and values, in this order, so that queries and keys share
+class Attention:
+    """One projection gives queries, keys, gates (if any) and values, in this order, so that queries and keys share
     their norm and their rotation."""
 
     def __init__(self, config: AttentionConfig, scope: Scope) -> None:
         self.config = c = config
         heads, kv, dim = c.num_heads, c.num_kv_heads, c.head_dim
+        parts = (("q_proj", (1 + c.gated) * heads * dim), ("k_proj", kv * dim), ("v_proj", kv * dim))
+        order = self._order() if c.gated else None
+        self.project = scope.stacked(*parts, in_features=c.hidden_size, order=order, bias=c.bias)
+        self.out = scope.linear("o_proj", c.hidden_size, heads * dim, bias=c.bias)
+        qk_norm = self._qk_norm(scope) if c.normed else None
+        self.attend = scope.ops.gated_attention(GatedAttentionWeights(heads, kv, dim, qk_norm, c.gated))
 
-        def rows(name: str, out: int) -> Tensor:
-            """A projection's weight with its bias, if any, as one more column."""
-            weight = scope.tensor(f"{name}.weight", out, c.hidden_size)
-            return torch.cat([weight, scope.tensor(f"{name}.bias", out)[:, None]], 1) if c.bias else weight
+    def _order(self) -> Tensor:
+        """From the rows of q_proj (per head: query, then gate), k_proj and v_proj to queries, keys, gates, values."""
+        heads, dim = self.config.num_heads, self.config.head_dim
+        kv_size = self.config.num_kv_heads * dim
+        q_and_gate = torch.arange(2 * heads * dim).view(heads, 2, dim)
+        k = torch.arange(2 * heads * dim, 2 * heads * dim + kv_size)
+        return torch.cat([q_and_gate[:, 0].flatten(), k, q_and_gate[:, 1].flatten(), k + kv_size])
 
-        q_and_gate = rows("q_proj", heads * dim * 2).view(heads, 2, dim, -1)  # per head: query, then gate
-        q, gate = q_and_gate[:, 0].flatten(0, 1), q_and_gate[:, 1].flatten(0, 1)
-        weight = torch.cat([q, rows("k_proj", kv * dim), gate, rows("v_proj", kv * dim)])
-        self.bias = weight[:, -1].contiguous() if c.bias else None
-        self.project = scope.ops.linear(weight[:, :-1].contiguous() if c.bias else weight)
-        self.out = scope.linear("o_proj", c.hidden_size, heads * dim)
-        self.out_bias = scope.vector("o_proj.bias", c.hidden_size) if c.bias else None
-        # Rotation keeps lengths, so the softmax scale can ride on the queries' norm.
+    def _qk_norm(self, scope: Scope) -> RmsNorm:
+        """Rotation keeps lengths, so the softmax scale can ride on the queries' norm."""
+        c, dim = self.config, self.config.head_dim
         q_norm, k_norm = scope.norm_weight("q_norm", dim) * dim**-0.5, scope.norm_weight("k_norm", dim)
-        qk_norm = RmsNorm(torch.cat([q_norm.expand(heads, dim), k_norm.expand(kv, dim)]), c.eps)
-        self.attend = scope.ops.gated_attention(GatedAttentionWeights(heads, kv, dim, qk_norm))
+        return RmsNorm(
+            torch.cat([q_norm.expand(c.num_heads, dim), k_norm.expand(c.num_kv_heads, dim)]), c.eps
+        )
 
     @property
     def state_spec(self) -> KvSpec:
@@ -54,8 +63,4 @@ class GatedAttention:
 
     def __call__(self, x_ND: Tensor, context: Context, state: KvState) -> Tensor:
         projected = self.project(x_ND)
-        if self.bias is not None:
-            projected = projected + self.bias
-        out = self.attend(projected, state.keys, state.values, context.angles, context.attention)
-        out = self.out(out)
-        return out if self.out_bias is None else out + self.out_bias
+        return self.out(self.attend(projected, state.keys, state.values, context.angles, context.attention))

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from headlong.layers.attention import GatedAttention
+from headlong.layers.attention import Attention
 from headlong.layers.context import Context
 from headlong.layers.delta_net import GatedDeltaNet
 from headlong.layers.mlp import Mlp, MoeMlp
@@ -17,17 +17,20 @@ class DecoderLayer:
     def __init__(
         self,
         name: str,
-        mixer: GatedAttention | GatedDeltaNet,
+        mixer: Attention | GatedDeltaNet,
         mlp: Mlp | MoeMlp,
         scope: Scope,
         hidden_size: int,
         eps: float,
+        *,
+        centred: bool,
     ) -> None:
+        """`centred` norms are stored as w where 1 + w is meant."""
         self.name = name
         self.mixer = mixer
         self.mlp = mlp
-        self.mixer_norm = scope.norm("input_layernorm", hidden_size, eps)
-        self.mlp_norm = scope.norm("post_attention_layernorm", hidden_size, eps)
+        self.mixer_norm = scope.norm("input_layernorm", hidden_size, eps, centred=centred)
+        self.mlp_norm = scope.norm("post_attention_layernorm", hidden_size, eps, centred=centred)
 
     @property
     def state_spec(self) -> LayerSpec:

@@ -8,6 +8,7 @@ from torch import Tensor
 from headlong.layers.context import Context
 from headlong.layers.weights import Scope
 from headlong.ops.delta_net.reference import DeltaNetWeights
+from headlong.ops.linear.invariance import Linear
 from headlong.ops.norm.reference import RmsNorm
 from headlong.state.layer import DeltaNetState
 from headlong.state.specs import DeltaNetSpec
@@ -24,6 +25,8 @@ class DeltaNetConfig:
     eps: float
     interleaved: bool = False
     """Qwen3-Next stores the projections mixed, key head by key head; Qwen3.5 stores them apart."""
+    tiled: bool = False
+    """Value head h belongs to key head h % num_key_heads (GGUF), not to h // (value heads per key head)."""
 
     @property
     def conv_channels(self) -> int:
@@ -35,8 +38,7 @@ class GatedDeltaNet:
 
     def __init__(self, config: DeltaNetConfig, scope: Scope) -> None:
         self.config = c = config
-        read = _interleaved_rows if c.interleaved else _separate_rows
-        self.project = scope.ops.linear(read(c, scope))
+        self.project = (_interleaved if c.interleaved else _separate)(c, scope)
         conv = scope.vector("conv1d.weight", c.conv_channels, 1, c.conv_kernel)
         weights = DeltaNetWeights(
             num_key_heads=c.num_key_heads,
@@ -48,6 +50,7 @@ class GatedDeltaNet:
             dt_bias=scope.vector("dt_bias", c.num_value_heads),
             # Queries would be scaled by 1/√key_dim; this norm takes it all out but for its eps.
             norm=RmsNorm(scope.vector("norm.weight", c.value_dim), c.eps * c.key_dim),
+            tiled=c.tiled,
         )
         self.mix = scope.ops.delta_net(weights)
         self.out = scope.linear("out_proj", c.hidden_size, c.num_value_heads * c.value_dim)
@@ -61,7 +64,7 @@ class GatedDeltaNet:
         return self.out(self.mix(self.project(x_ND), state.delta, state.windows, context.delta_net))
 
 
-def _separate_rows(c: DeltaNetConfig, scope: Scope) -> Tensor:
+def _separate(c: DeltaNetConfig, scope: Scope) -> Linear:
     parts = (
         ("in_proj_qkv", c.conv_channels),
         ("in_proj_z", c.num_value_heads * c.value_dim),
@@ -71,12 +74,12 @@ def _separate_rows(c: DeltaNetConfig, scope: Scope) -> Tensor:
     return scope.stacked(*parts, in_features=c.hidden_size)
 
 
-def _interleaved_rows(c: DeltaNetConfig, scope: Scope) -> Tensor:
+def _interleaved(c: DeltaNetConfig, scope: Scope) -> Linear:
     """Per key head the file holds q, k, its value heads' v, their z; and, apart, their b, their a."""
     per_key = c.num_value_heads // c.num_key_heads
     sizes = [c.key_dim, c.key_dim, per_key * c.value_dim, per_key * c.value_dim]
-    qkvz = scope.tensor("in_proj_qkvz.weight", c.num_key_heads * sum(sizes), c.hidden_size)
-    ba = scope.tensor("in_proj_ba.weight", 2 * c.num_value_heads, c.hidden_size)
-    parts = qkvz.view(c.num_key_heads, -1, c.hidden_size).split(sizes, dim=1)
-    parts += ba.view(c.num_key_heads, -1, c.hidden_size).split([per_key, per_key], dim=1)
-    return torch.cat([part.flatten(0, 1) for part in parts])
+    qkvz, ba = c.num_key_heads * sum(sizes), 2 * c.num_value_heads
+    parts = torch.arange(qkvz).view(c.num_key_heads, -1).split(sizes, dim=1)
+    parts += torch.arange(qkvz, qkvz + ba).view(c.num_key_heads, -1).split([per_key, per_key], dim=1)
+    order = torch.cat([part.flatten() for part in parts])
+    return scope.stacked(("in_proj_qkvz", qkvz), ("in_proj_ba", ba), in_features=c.hidden_size, order=order)

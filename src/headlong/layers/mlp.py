@@ -7,6 +7,7 @@ from torch import Tensor
 from headlong.layers.weights import Scope
 from headlong.ops.elementwise import sigmoid
 from headlong.ops.linear.invariance import Linear
+from headlong.ops.linear.stacked import StackedLinear
 from headlong.ops.moe.reference import moe, route
 from headlong.ops.registry import Ops
 
@@ -20,12 +21,10 @@ class Mlp:
         self.silu_mul = ops.silu_mul
 
     @classmethod
-    def load(cls, hidden_size: int, intermediate_size: int, scope: Scope) -> "Mlp":
+    def load(cls, hidden_size: int, intermediate_size: int, scope: Scope, *, bias: bool = False) -> "Mlp":
         parts = (("gate_proj", intermediate_size), ("up_proj", intermediate_size))
-        gate_up = scope.stacked(*parts, in_features=hidden_size)
-        return cls(
-            scope.ops.linear(gate_up), scope.linear("down_proj", hidden_size, intermediate_size), scope.ops
-        )
+        gate_up = scope.stacked(*parts, in_features=hidden_size, bias=bias)
+        return cls(gate_up, scope.linear("down_proj", hidden_size, intermediate_size, bias=bias), scope.ops)
 
     def __call__(self, x_ND: Tensor) -> Tensor:
         return self.down(self.silu_mul(self.gate_up(x_ND)))
@@ -46,11 +45,8 @@ class MoeMlp:
 
     def __init__(self, config: MoeConfig, scope: Scope) -> None:
         self.config = c = config
-        ops = scope.ops
         self.router = scope.linear("gate", c.num_experts, c.hidden_size)
-        gate_up = scope.tensor("experts.gate_up_proj", c.num_experts, 2 * c.intermediate_size, c.hidden_size)
-        down = scope.tensor("experts.down_proj", c.num_experts, c.hidden_size, c.intermediate_size)
-        self.experts = [Mlp(ops.linear(g), ops.linear(d), ops) for g, d in zip(gate_up, down, strict=True)]
+        self.experts = _experts(c, scope("experts"))
         self.shared = Mlp.load(c.hidden_size, c.shared_intermediate_size, scope("shared_expert"))
         self.shared_gate = scope.linear("shared_expert_gate", 1, c.hidden_size)
 
@@ -58,3 +54,20 @@ class MoeMlp:
         experts, weights = route(self.router(x_ND), self.config.num_active, self.config.normalise)
         routed = moe(x_ND, experts, weights, self.experts)
         return routed.add_(self.shared(x_ND) * sigmoid(self.shared_gate(x_ND).to(routed.dtype)))
+
+
+def _experts(c: MoeConfig, scope: Scope) -> list[Mlp]:
+    """Stored one by one, or all in one tensor: gate and up in one, or apart."""
+    hidden, size, ops = c.hidden_size, c.intermediate_size, scope.ops
+    if any(scope.has(f"{expert}.gate_proj.weight") for expert in range(c.num_experts)):
+        return [Mlp.load(hidden, size, scope(str(expert))) for expert in range(c.num_experts)]
+    if scope.has("gate_proj.weight"):
+        gate = scope.experts("gate_proj.weight", c.num_experts, size, hidden)
+        up = scope.experts("up_proj.weight", c.num_experts, size, hidden)
+        gate_up = [StackedLinear([ops.linear(g), ops.linear(u)]) for g, u in zip(gate, up, strict=True)]
+        down = scope.experts("down_proj.weight", c.num_experts, hidden, size)
+    else:
+        fused = scope.experts("gate_up_proj", c.num_experts, 2 * size, hidden)
+        gate_up = [ops.linear(weight) for weight in fused]
+        down = scope.experts("down_proj", c.num_experts, hidden, size)
+    return [Mlp(g, ops.linear(d), ops) for g, d in zip(gate_up, down, strict=True)]

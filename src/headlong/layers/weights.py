@@ -3,16 +3,20 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from headlong.checkpoint.load import WeightSource
+from headlong.ops.linear.biased import BiasedLinear
 from headlong.ops.linear.invariance import Linear
+from headlong.ops.linear.stacked import StackedLinear
 from headlong.ops.registry import Ops
+from headlong.quant.format import Weight
 
 
 @dataclass(frozen=True)
 class Scope:
-    """`scope("layers.0")` is the scope below; `linear` packs, `vector` is for small tensors, fp32 or wider."""
+    """`scope("layers.0")` is the scope below; `vector` is for small tensors, fp32 or wider."""
 
     source: WeightSource
     ops: Ops
@@ -24,31 +28,60 @@ class Scope:
     def has(self, name: str) -> bool:
         return self.source.has(self.prefix + name)
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
-        return self.source.get(self.prefix + name, *shape)
-
     def vector(self, name: str, *shape: int) -> Tensor:
-        return self.source.get(self.prefix + name, *shape, dtype=self.ops.activation_dtype)
+        return self.source.vector(self.prefix + name, *shape, dtype=self.ops.activation_dtype)
 
-    def norm_weight(self, name: str, size: int) -> Tensor:
-        """A norm's multiplier: Qwen stores w where 1 + w is meant."""
-        return self.vector(f"{name}.weight", size) + 1.0
+    def norm_weight(self, name: str, size: int, *, centred: bool = True) -> Tensor:
+        """A norm's multiplier; a `centred` one is stored as w where 1 + w is meant."""
+        weight = self.vector(f"{name}.weight", size)
+        return weight + 1.0 if centred else weight
 
-    def norm(self, name: str, size: int, eps: float, *, wide: bool = False) -> Callable[[Tensor], Tensor]:
-        return self.ops.norm(self.norm_weight(name, size), eps, wide=wide)
+    def norm(
+        self, name: str, size: int, eps: float, *, centred: bool = True, wide: bool = False
+    ) -> Callable[[Tensor], Tensor]:
+        return self.ops.norm(self.norm_weight(name, size, centred=centred), eps, wide=wide)
 
-    def linear(self, name: str, out_features: int, in_features: int) -> Linear:
-        return self.ops.linear(self.tensor(f"{name}.weight", out_features, in_features))
+    def matrix(self, name: str, out_features: int, in_features: int) -> Weight:
+        return self.source.matrix(f"{self.prefix}{name}.weight", out_features, in_features)
 
-    def stacked(self, *parts: tuple[str, int], in_features: int) -> Tensor:
-        """Several weights over the same input as one; `parts` are (name, out_features). Filled part by part, so
-        that no more than one part is held twice."""
+    def linear(self, name: str, out_features: int, in_features: int, *, bias: bool = False) -> Linear:
+        linear = self.ops.linear(self.matrix(name, out_features, in_features))
+        return BiasedLinear(linear, self.vector(f"{name}.bias", out_features)) if bias else linear
+
+    def stacked(
+        self, *parts: tuple[str, int], in_features: int, order: Tensor | None = None, bias: bool = False
+    ) -> Linear:
+        """Several weights over the same input as one linear; `parts` are (name, out_features). Output i is row
+        `order[i]` of the parts one below the other."""
+        if any(self.source.is_packed(f"{self.prefix}{name}.weight") for name, _ in parts):
+            linear: Linear = StackedLinear(
+                [self.linear(name, size, in_features) for name, size in parts], order
+            )
+        else:
+            linear = self.ops.linear(self._joined(parts, in_features, order))
+        if not bias:
+            return linear
+        whole = torch.cat([self.vector(f"{name}.bias", size) for name, size in parts])
+        return BiasedLinear(linear, whole if order is None else whole[order.to(whole.device)])
+
+    def _joined(self, parts: tuple[tuple[str, int], ...], in_features: int, order: Tensor | None) -> Tensor:
+        """Plain weights in one; filled part by part, so that no more than one part is held twice."""
+        total = sum(size for _, size in parts)
+        place = None if order is None else torch.empty_like(order).scatter_(0, order, torch.arange(total))
         whole, first = None, 0
         for name, size in parts:
-            weight = self.tensor(f"{name}.weight", size, in_features)
+            weight = self.matrix(name, size, in_features)
+            assert isinstance(weight, Tensor)
             if whole is None:
-                whole = weight.new_empty(sum(rows for _, rows in parts), in_features)
-            whole[first : first + size] = weight
+                whole = weight.new_empty(total, in_features)
+            rows = (
+                slice(first, first + size) if place is None else place[first : first + size].to(whole.device)
+            )
+            whole[rows] = weight
             first += size
         assert whole is not None
         return whole
+
+    def experts(self, name: str, count: int, out_features: int, in_features: int) -> list[Weight]:
+        """Of a tensor that holds all experts; `name` is whole."""
+        return self.source.experts(self.prefix + name, count, out_features, in_features)

@@ -1,4 +1,4 @@
-"""The MTP head of the Qwen3.5 family.
+"""The MTP head, one block of its target's family.
 
     x = fc([norm_e(E[t+1]), norm_h(h)])   embedding first; h is the target's hidden after its final norm
     out = norm(layer(x))                  what the next draft recycles in place of h
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from headlong.layers.context import Context
 from headlong.layers.weights import Scope
-from headlong.models.config import FULL, ModelConfig
-from headlong.models.qwen3_5 import decoder_layer
+from headlong.models.config import ModelConfig
+from headlong.models.decoder import LayerFactory
 from headlong.state.layer import LayerState
 from headlong.state.specs import LayerSpec
 
@@ -23,14 +23,14 @@ from headlong.state.specs import LayerSpec
 class MtpHead:
     """One full-attention layer with keys and values of its own, used again for every further draft."""
 
-    def __init__(self, config: ModelConfig, scope: Scope) -> None:
+    def __init__(self, config: ModelConfig, layer: LayerFactory, scope: Scope) -> None:
         """`scope` is that of the head's own tensors, `mtp.`"""
-        hidden = config.hidden_size
-        self.embedding_norm = scope.norm("pre_fc_norm_embedding", hidden, config.eps)
-        self.hidden_norm = scope.norm("pre_fc_norm_hidden", hidden, config.eps)
+        hidden, eps, centred = config.hidden_size, config.eps, config.centred_norms
+        self.embedding_norm = scope.norm("pre_fc_norm_embedding", hidden, eps, centred=centred)
+        self.hidden_norm = scope.norm("pre_fc_norm_hidden", hidden, eps, centred=centred)
         self.fc = scope.linear("fc", hidden, 2 * hidden)
-        self.layer = decoder_layer(config, FULL, scope("layers.0"), dense=False)
-        self.norm = scope.norm("norm", hidden, config.eps, wide=True)
+        self.layer = layer(config, None, scope("layers.0"))
+        self.norm = scope.norm("norm", hidden, eps, centred=centred, wide=True)
 
     @property
     def state_specs(self) -> dict[str, LayerSpec]:

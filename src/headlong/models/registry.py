@@ -7,9 +7,10 @@ from typing import Any
 
 from headlong.errors import ConfigError
 from headlong.layers.weights import Scope
-from headlong.models.config import ModelConfig, parse
+from headlong.models import llama, qwen3_5
+from headlong.models.config import ModelConfig, parse_llama, parse_qwen
+from headlong.models.decoder import DecoderModel, LayerFactory
 from headlong.models.mtp import MtpHead
-from headlong.models.qwen3_5 import Qwen35Model
 
 
 @dataclass(frozen=True)
@@ -17,15 +18,21 @@ class Architecture:
     """How to read a config and build the target and its head."""
 
     parse: Callable[[Mapping[str, Any]], ModelConfig]
-    model: Callable[[ModelConfig, Scope], Qwen35Model] = Qwen35Model
-    head: Callable[[ModelConfig, Scope], MtpHead] = MtpHead
+    layer: LayerFactory
+
+    def model(self, config: ModelConfig, scope: Scope) -> DecoderModel:
+        return DecoderModel(config, self.layer, scope)
+
+    def head(self, config: ModelConfig, scope: Scope) -> MtpHead:
+        return MtpHead(config, self.layer, scope)
 
 
-_DENSE = Architecture(partial(parse, moe=False, interleaved=False))
-_MOE = Architecture(partial(parse, moe=True, interleaved=False))
-_NEXT = Architecture(partial(parse, moe=True, interleaved=True))
+_DENSE = Architecture(partial(parse_qwen, moe=False, interleaved=False), qwen3_5.decoder_layer)
+_MOE = Architecture(partial(parse_qwen, moe=True, interleaved=False), qwen3_5.decoder_layer)
+_NEXT = Architecture(partial(parse_qwen, moe=True, interleaved=True), qwen3_5.decoder_layer)
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture(parse_llama, llama.decoder_layer),
     "qwen3_5": _DENSE,
     "qwen3_5_text": _DENSE,
     "qwen3_5_moe": _MOE,

@@ -20,10 +20,12 @@ from headlong.ops.gated_attention.reference import GatedAttentionWeights, Refere
 from headlong.ops.linear.invariance import Linear, RowLinear, find_tile
 from headlong.ops.linear.onednn import OneDnnLinear, cpu_multiplies_bfloat16
 from headlong.ops.linear.reference import ReferenceLinear
+from headlong.ops.linear.unpacking import UnpackingLinear
 from headlong.ops.norm.native import NativeRmsNorm
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.silu_mul import native as native_silu_mul
 from headlong.ops.silu_mul import reference as reference_silu_mul
+from headlong.quant.format import PackedWeight, Weight
 from headlong.types import Rows
 
 log = logging.getLogger(__name__)
@@ -50,8 +52,15 @@ class Ops:
             self._say(f"native kernels {reason}: the reference ops serve")
         return reason is None
 
-    def linear(self, weight: Tensor) -> Linear:
-        """Packs a weight [out, in] for the fastest batch-invariant multiplication here."""
+    @property
+    def unpacked_dtype(self) -> torch.dtype:
+        """What packed weights are multiplied in: a CPU has nothing to gain from less than float32."""
+        return self.dtype if self.device.type == "cuda" else self.activation_dtype
+
+    def linear(self, weight: Weight) -> Linear:
+        """Makes a weight [out, in] ready for the fastest batch-invariant multiplication here."""
+        if isinstance(weight, PackedWeight):
+            return UnpackingLinear(weight, self.unpacked_dtype)
         if weight.is_meta:
             return ReferenceLinear(weight)
         for candidate in LINEARS:
@@ -65,6 +74,18 @@ class Ops:
                 return candidate(weight)
             self._say(f"linear: not {candidate.name}: {reason}")
         return RowLinear(weight)
+
+    def explain_linear(self, dtype: torch.dtype, *, packed: bool) -> tuple[str, str]:
+        """Who would multiply a weight, and why nobody better; of weights in memory `linear` decides by trying."""
+        if packed:
+            return UnpackingLinear.name, f"multiplied in {_short(self.unpacked_dtype)}, a tile at a time"
+        for i, candidate in enumerate(LINEARS):
+            if candidate.supports(dtype, self.device) is None:
+                refusals = [
+                    f"not {other.name}: {other.supports(dtype, self.device)}" for other in LINEARS[:i]
+                ]
+                return candidate.name, "; ".join(refusals)
+        return RowLinear.name, "nothing faster serves"
 
     def norm(self, weight: Tensor, eps: float, *, wide: bool = False) -> Callable[[Tensor], Tensor]:
         """A norm of whole hidden states, ready for the next linear or, if `wide`, as hidden states again."""
@@ -105,8 +126,13 @@ class Ops:
             log.info(reason)
 
 
-def default_dtype(device: torch.device, stored: torch.dtype) -> torch.dtype:
-    """The checkpoint's own dtype where the device multiplies it well, else float32."""
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def default_dtype(device: torch.device, stored: torch.dtype | None) -> torch.dtype:
+    """The checkpoint's own dtype where the device multiplies it well, else float32; `stored` is None where all of it
+    is packed."""
     if device.type == "cpu":
         return torch.bfloat16 if stored == torch.bfloat16 and cpu_multiplies_bfloat16() else torch.float32
     return stored if stored in (torch.bfloat16, torch.float16, torch.float32) else torch.bfloat16

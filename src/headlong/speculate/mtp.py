@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from headlong.layers.context import Context
+from headlong.models.decoder import DecoderModel
 from headlong.models.mtp import MtpHead
-from headlong.models.qwen3_5 import Qwen35Model
 from headlong.ops.rope.reference import angles
 from headlong.sampling.entries import Entries, Entry
 from headlong.sampling.sampler import Sampler
@@ -22,7 +22,7 @@ from headlong.types import Batch, Draft, Plan, RowPlan, Rows, Verdict
 class MtpProposer:
     """One head over the state it shares with its target."""
 
-    def __init__(self, model: Qwen35Model, head: MtpHead, state: State, sampler: Sampler) -> None:
+    def __init__(self, model: DecoderModel, head: MtpHead, state: State, sampler: Sampler) -> None:
         self.model = model
         self.head = head
         self.state = state
@@ -74,7 +74,7 @@ class MtpProposer:
 class _Passes:
     """The contexts of the head's passes: one token per row, a position further each time."""
 
-    def __init__(self, model: Qwen35Model, state: State, rows: tuple[RowPlan, ...], count: int) -> None:
+    def __init__(self, model: DecoderModel, state: State, rows: tuple[RowPlan, ...], count: int) -> None:
         self.ops = model.ops
         self.page_size = state.page_size
         self.starts = [row.start for row in rows]

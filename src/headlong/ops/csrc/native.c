@@ -124,6 +124,7 @@ enum { SLOT, START, QUERY_LEN, NUM_DRAFTS, NUM_REPLAY, ROW_FIELDS };
 
 typedef struct {
     int64_t key_heads, value_heads, key_dim, value_dim, kernel, window, max_drafts;
+    int64_t tiled; /* value head h reads key head h % key_heads, not h / per_key */
     const float *conv, *rate, *dt_bias, *norm; /* [kernel, channels], [heads], [heads], [value_dim] */
     float qk_eps, norm_eps;
     float *memory;  /* [slots, heads, key_dim, value_dim] */
@@ -173,7 +174,7 @@ INLINE void delta_token(const DeltaNet *net, float *S, float *mixed, const float
         for (int64_t d = 0; d < D; d++) head[d] *= scale;
     }
     for (int64_t h = 0; h < net->value_heads; h++) {
-        const float *q = mixed + h / per_key * D, *k = q + net->key_heads * D;
+        const float *q = mixed + (net->tiled ? h % net->key_heads : h / per_key) * D, *k = q + net->key_heads * D;
         const float *v = mixed + 2 * net->key_heads * D + h * E;
         float decay = expf(net->rate[h] * softplus(a[h] + net->dt_bias[h]));
         float beta = 1.0f / (1.0f + expf(-b[h])), *o = out + h * E;
@@ -234,9 +235,9 @@ VECTORISED void headlong_delta_net(const DeltaNet *net, const void *projected, v
 }
 
 typedef struct {
-    int64_t heads, kv_heads, head_dim, half, page_size, padded_dim;
-    const float *qk_norm; /* [heads + kv_heads, head_dim] */
-    float qk_eps;
+    int64_t heads, kv_heads, head_dim, half, page_size, padded_dim, gated;
+    const float *qk_norm; /* [heads + kv_heads, head_dim], or null: then queries are scaled by q_scale alone */
+    float qk_eps, q_scale;
     void *keys, *values; /* [pages, kv_heads, page_size, padded_dim] */
     int wide_cache;
 } Attention;
@@ -283,22 +284,32 @@ INLINE void attend(const Attention *net, const float *q, int64_t group, const in
     }
 }
 
-/* Norms and rotates one token's queries and keys in place; writes its key and value into their page. */
-INLINE void attention_token(const Attention *net, float *line, const float *cos, const float *sin,
-                            const int64_t *pages, int64_t position, float *head) {
-    const int64_t D = net->head_dim, half = net->half, H = net->heads, KV = net->kv_heads;
-    for (int64_t h = 0; h < H + KV; h++) {
-        float *x = line + h * D;
+/* A query or key as it enters the rotation: normed, or a query scaled and a key as it is. */
+INLINE void attention_head(const Attention *net, const float *x, int64_t h, float *head) {
+    const int64_t D = net->head_dim;
+    if (net->qk_norm) {
         const float *weight = net->qk_norm + h * D;
         float scale = 1.0f / sqrtf(dot(x, x, D) + net->qk_eps);
         for (int64_t d = 0; d < D; d++) head[d] = x[d] * scale * weight[d];
+    } else {
+        float scale = h < net->heads ? net->q_scale : 1.0f;
+        for (int64_t d = 0; d < D; d++) head[d] = x[d] * scale;
+    }
+}
+
+/* Norms and rotates one token's queries and keys in place; writes its key and value into their page. */
+INLINE void attention_token(const Attention *net, float *line, const float *values, const float *cos,
+                            const float *sin, const int64_t *pages, int64_t position, float *head) {
+    const int64_t D = net->head_dim, half = net->half, H = net->heads, KV = net->kv_heads;
+    for (int64_t h = 0; h < H + KV; h++) {
+        float *x = line + h * D;
+        attention_head(net, x, h, head);
         for (int64_t d = 0; d < half; d++) {
             x[d] = head[d] * cos[d] + head[d + half] * sin[d];
             x[d + half] = head[d + half] * cos[d + half] + head[d] * sin[d + half];
         }
         for (int64_t d = 2 * half; d < D; d++) x[d] = head[d];
     }
-    const float *values = line + (2 * H + KV) * D;
     for (int64_t kv = 0; kv < KV; kv++) {
         int64_t place = (pages[position / net->page_size] * KV + kv) * net->page_size + position % net->page_size;
         store(net->keys, place * net->padded_dim, line + (H + kv) * D, D, net->wide_cache);
@@ -306,13 +317,14 @@ INLINE void attention_token(const Attention *net, float *line, const float *cos,
     }
 }
 
-/* Everything between an attention layer's two projections. A line is queries, keys, gates, values. */
+/* Everything between an attention layer's two projections. A line is queries, keys, gates if there are any, values. */
 VECTORISED void headlong_attention(const Attention *net, const void *projected, void *result, int wide,
                                    const float *cos, const float *sin, const int64_t *table, int64_t rows,
                                    const int64_t *pages, int64_t pages_width, int64_t longest) {
     const int64_t D = net->head_dim, H = net->heads, KV = net->kv_heads, per_kv = H / KV;
-    const int64_t width = 2 * (H + KV) * D;
+    const int64_t qk = (H + KV) * D, gates = net->gated ? H * D : 0, width = qk + gates + KV * D;
     float *line = workspace(width + H * D + 2 * D + per_kv * longest);
+    const float *gate = line + qk, *values = gate + gates;
     float *out = line + width, *head = out + H * D, *buffer = head + D, *scores = buffer + D;
     int64_t token = 0;
     for (int64_t r = 0; r < rows; r++) {
@@ -320,8 +332,7 @@ VECTORISED void headlong_attention(const Attention *net, const void *projected, 
         for (int64_t t = 0; t < row[QUERY_LEN]; t++, token++) {
             const int64_t position = row[START] + t;
             load(line, projected, token * width, width, wide);
-            attention_token(net, line, cos + token * D, sin + token * D, own, position, head);
-            const float *gate = line + (H + KV) * D;
+            attention_token(net, line, values, cos + token * D, sin + token * D, own, position, head);
             for (int64_t kv = 0; kv < KV; kv++) {
                 int64_t first = kv * per_kv * D;
                 switch (D) {
@@ -332,7 +343,7 @@ VECTORISED void headlong_attention(const Attention *net, const void *projected, 
                 default: ATTEND(D);
                 }
             }
-            for (int64_t i = 0; i < H * D; i++) out[i] *= sigmoid(gate[i]);
+            for (int64_t i = 0; i < gates; i++) out[i] *= sigmoid(gate[i]);
             store(result, token * H * D, out, H * D, wide);
         }
     }

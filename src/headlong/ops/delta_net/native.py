@@ -16,7 +16,7 @@ class _DeltaNet(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("key_heads", "value_heads", "key_dim", "value_dim")),
-        *((name, ctypes.c_int64) for name in ("kernel", "window", "max_drafts")),
+        *((name, ctypes.c_int64) for name in ("kernel", "window", "max_drafts", "tiled")),
         *((name, ctypes.c_void_p) for name in ("conv", "rate", "dt_bias", "norm")),
         *((name, ctypes.c_float) for name in ("qk_eps", "norm_eps")),
         *((name, ctypes.c_void_p) for name in ("memory", "drafts", "windows")),
@@ -63,6 +63,7 @@ class NativeDeltaNet:
             w.conv_TC.shape[0],
             windows_SWC.shape[1],
             delta.drafts_SKHX.shape[1],
+            w.tiled,
             *(t.data_ptr() for t in (w.conv_TC, w.rate, w.dt_bias, w.norm.weight)),
             QK_EPS,
             float(w.norm.eps),

@@ -29,6 +29,8 @@ class DeltaNetWeights:
     """-exp(A_log)"""
     dt_bias: Tensor
     norm: RmsNorm
+    tiled: bool = False
+    """Value head h reads key head h % num_key_heads; else those of one key head stand side by side."""
 
     @property
     def conv_channels(self) -> int:
@@ -50,6 +52,9 @@ class ReferenceDeltaNet:
         self.weights = w = weights
         value_size = w.num_value_heads * w.value_dim
         self.sizes = [w.conv_channels, value_size, w.num_value_heads, w.num_value_heads]
+        value_heads = torch.arange(w.num_value_heads, device=w.rate.device)
+        per_key = w.num_value_heads // w.num_key_heads
+        self.key_head = value_heads % w.num_key_heads if w.tiled else value_heads // per_key
         self.qk_eps = torch.full((), QK_EPS, dtype=w.rate.dtype, device=w.rate.device)
 
     @staticmethod
@@ -66,8 +71,7 @@ class ReferenceDeltaNet:
         key_size = 2 * w.num_key_heads * w.key_dim
         qk = l2_norm(mixed[:, :key_size].view(num_tokens, 2, w.num_key_heads, w.key_dim), self.qk_eps)
         if w.num_value_heads != w.num_key_heads:
-            shape = (num_tokens, 2, w.num_key_heads, w.num_value_heads // w.num_key_heads, w.key_dim)
-            qk = qk.unsqueeze(3).expand(shape).flatten(2, 3)
+            qk = qk.index_select(2, self.key_head)
         v = mixed[:, key_size:].view(num_tokens, w.num_value_heads, w.value_dim)
         decay = torch.exp(w.rate * softplus(a + w.dt_bias))
         out = gated_delta.gated_delta(qk[:, 0], qk[:, 1], v, decay, sigmoid(b), delta, plan.delta)

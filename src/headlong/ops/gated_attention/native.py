@@ -16,9 +16,10 @@ class _Attention(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "head_dim")),
-        *((name, ctypes.c_int64) for name in ("half", "page_size", "padded_dim")),
+        *((name, ctypes.c_int64) for name in ("half", "page_size", "padded_dim", "gated")),
         ("qk_norm", ctypes.c_void_p),
         ("qk_eps", ctypes.c_float),
+        ("q_scale", ctypes.c_float),
         ("keys", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
         ("wide_cache", ctypes.c_int),
@@ -69,7 +70,7 @@ class NativeGatedAttention:
         return out
 
     def _bind(self, keys: Tensor, values: Tensor, half: int) -> _Attention:
-        w = self.weights
+        w, norm = self.weights, self.weights.qk_norm
         return _Attention(
             w.num_heads,
             w.num_kv_heads,
@@ -77,8 +78,10 @@ class NativeGatedAttention:
             half,
             keys.shape[2],
             keys.shape[3],
-            w.qk_norm.weight.data_ptr(),
-            float(w.qk_norm.eps),
+            w.gated,
+            None if norm is None else norm.weight.data_ptr(),
+            0.0 if norm is None else float(norm.eps),
+            w.query_scale,
             keys.data_ptr(),
             values.data_ptr(),
             native.is_wide(keys),

@@ -1,4 +1,7 @@
-"""What lies between an attention layer's two projections: norms, rotation, paged attention, output gate."""
+"""What lies between an attention layer's two projections: norms, rotation, paged attention, output gate.
+
+Norms and gate are left out where a family has none.
+"""
 
 from dataclasses import dataclass
 
@@ -14,13 +17,19 @@ from headlong.types import Rows
 
 @dataclass(frozen=True)
 class GatedAttentionWeights:
-    """A projected token is [queries, keys | gates | values]; the softmax scale rides on the queries' norm."""
+    """A projected token is [queries, keys | gates | values], without the gates where `gated` is false."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    qk_norm: RmsNorm
-    """One weight per query and key head."""
+    qk_norm: RmsNorm | None
+    """One weight per query and key head, the queries' with the softmax scale in it; None if heads are not normed."""
+    gated: bool = True
+
+    @property
+    def query_scale(self) -> float:
+        """What is left of the softmax scale to be multiplied in."""
+        return self.head_dim**-0.5 if self.qk_norm is None else 1.0
 
 
 class ReferenceGatedAttention:
@@ -31,7 +40,7 @@ class ReferenceGatedAttention:
     def __init__(self, weights: GatedAttentionWeights) -> None:
         self.weights = w = weights
         heads, kv, dim = w.num_heads, w.num_kv_heads, w.head_dim
-        self.sizes = [(heads + kv) * dim, heads * dim, kv * dim]
+        self.sizes = [(heads + kv) * dim, heads * dim if w.gated else 0, kv * dim]
 
     @staticmethod
     def plan(rows: Rows, pages_RP: Tensor, page_size: int) -> AttentionPlan:
@@ -43,8 +52,12 @@ class ReferenceGatedAttention:
         """[N, heads · head_dim]; writes the tokens' keys and values into their pages."""
         w, num_tokens = self.weights, projected.shape[0]
         qk, gate, v = projected.split_with_sizes(self.sizes, dim=-1)
-        qk = rotate(w.qk_norm(qk.view(num_tokens, -1, w.head_dim)), angles)
+        qk = qk.view(num_tokens, -1, w.head_dim)
+        qk = rotate(qk if w.qk_norm is None else w.qk_norm(qk), angles)
+        queries = qk[:, : w.num_heads]
+        if w.qk_norm is None:
+            queries = queries * w.query_scale
         paged_attention.write(keys, qk[:, w.num_heads :], plan)
         paged_attention.write(values, v.reshape(num_tokens, -1, w.head_dim), plan)
-        out = paged_attention.attend(qk[:, : w.num_heads], keys, values, plan)
-        return out.flatten(1) * sigmoid(gate)
+        out = paged_attention.attend(queries, keys, values, plan).flatten(1)
+        return out * sigmoid(gate) if w.gated else out

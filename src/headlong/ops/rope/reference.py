@@ -1,12 +1,34 @@
 """Rotary position embedding over the first part of each head, halves rotated against each other.
 
 out = x · cos + swap(x) · sin      with sin negative on the first half, and (1, 0) past the rotary part
+
+A family may stretch its wavelengths: each frequency is divided by a factor of its own.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Waves that turned fewer than `low_freq_factor` times in the original context are stretched by `factor`, those
+    that turned more than `high_freq_factor` times are left alone, and between the two it goes over smoothly."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position: int
+
+    def factors(self, theta: float, rotary_dim: int) -> Tensor:
+        """What each of the rotary_dim / 2 frequencies is divided by."""
+        exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim
+        turns = self.original_max_position / (2.0 * math.pi * theta**exponents)
+        kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        kept = kept.clamp(0.0, 1.0)
+        return 1.0 / ((1.0 - kept) / self.factor + kept)
 
 
 @dataclass(frozen=True)
@@ -18,11 +40,22 @@ class Rotary:
     """Which element of the head each one is mixed with."""
 
     @classmethod
-    def of(cls, theta: float, rotary_dim: int, head_dim: int, device: torch.device) -> "Rotary":
+    def of(
+        cls,
+        theta: float,
+        rotary_dim: int,
+        head_dim: int,
+        device: torch.device,
+        factors: Tensor | None = None,
+    ) -> "Rotary":
+        """`factors` are one divisor for each frequency."""
         exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
         half = rotary_dim // 2
         swap = [*range(half, rotary_dim), *range(half), *range(rotary_dim, head_dim)]
-        return cls((1.0 / theta**exponents).to(device), torch.tensor(swap, device=device))
+        inv_freq = (1.0 / theta**exponents).to(device)
+        if factors is not None:
+            inv_freq = inv_freq / factors.to(device, torch.float32)
+        return cls(inv_freq, torch.tensor(swap, device=device))
 
 
 @dataclass(frozen=True)

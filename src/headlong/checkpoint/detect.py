@@ -1,0 +1,96 @@
+"""How each module is packed, from the tensors that are there; the quantisation config is a hint and may be wrong.
+
+Every disagreement between the two is kept as a sentence. Reads headers only. Knows names and formats, no models.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from headlong.checkpoint.checkpoint import Checkpoint
+from headlong.checkpoint.names import NameMap
+from headlong.checkpoint.quant_config import QuantConfig
+from headlong.checkpoint.tensor_info import TensorInfo
+from headlong.checkpoint.transforms import rope_row_order
+from headlong.errors import CheckpointError
+from headlong.quant import detect as formats
+from headlong.quant.format import Format, Part, Shape
+from headlong.quant.plain import PlainFormat
+
+log = logging.getLogger(__name__)
+HEAD = "mtp."
+
+
+class Detector:
+    """`head_hint` overrides what the config says of the head's modules."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, names: NameMap, head_hint: Mapping[str, Any] | None = None
+    ) -> None:
+        self._names = names
+        self._config = QuantConfig(checkpoint.config, checkpoint.quant_config)
+        self._gguf = checkpoint.gguf_arch if checkpoint.is_gguf else None
+        self._gguf_files = checkpoint.gguf_layers
+        self._sizes = checkpoint.config
+        self._head_hint = dict(head_hint or {})
+        self.disagreements: dict[str, str] = {}
+        """Module to sentence, for the modules asked about so far."""
+
+    def format(self, name: str, shape: Shape) -> Format:
+        """The format of the matrix `name`, [out, in] or, with experts in front, [count, out, in].
+
+        Raises `CheckpointError` where the tensors fit no format, or not this shape.
+        """
+        infos = self._names.parts(name)
+        parts = {part: _part(name, info, shape) for part, info in infos.items()}
+        module = name.removesuffix(".weight")
+        claim = self._config.claim(_disk_module(infos), module)
+        hint = dict(claim.hint) if claim is not None else {}
+        if name.startswith(HEAD):
+            hint |= self._head_hint
+        try:
+            found = formats.detect(parts, shape[-2:], hint)
+        except CheckpointError as error:
+            listed = ", ".join(sorted({str(info.file.name) for info in infos.values()}))
+            raise CheckpointError(f"{module} in {listed}: {error}") from error
+        if claim is not None and not _agrees(claim.kind, found):
+            says = "left in floats" if claim.kind is None else claim.kind
+            self.disagreements[module] = (
+                f"the config says {says} ({claim.rule}), the tensors are {found.label}"
+            )
+        elif self._config.method is None and not isinstance(found, PlainFormat) and self._gguf is None:
+            self.disagreements[module] = f"the config names no quantisation, the tensors are {found.label}"
+        return found
+
+    def row_order(self, name: str) -> Tensor | None:
+        """How the rows of `name` are to be reordered; None where they lie as the model wants them."""
+        info = self._names.sources.get(name)
+        if self._gguf != "llama" or info is None or info.file not in self._gguf_files:
+            return None
+        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
+        return None if heads is None else rope_row_order(self._sizes[heads], self._sizes["head_dim"])
+
+
+def _part(name: str, info: TensorInfo, shape: Shape) -> Part:
+    """A tensor as one matrix sees it: of experts in one tensor, the first."""
+    if len(shape) == 2:
+        return Part(info.dtype, info.shape)
+    if not info.shape or info.shape[0] != shape[0]:
+        raise CheckpointError(
+            f"{name} (on disk {info.name}): expected {shape[0]} experts, found {list(info.shape)}"
+        )
+    return Part(info.dtype, info.shape[1:])
+
+
+def _disk_module(infos: Mapping[str, TensorInfo]) -> str:
+    """What the file calls the module."""
+    part, info = next(iter(infos.items()))
+    return info.name.removesuffix(f".{part}")
+
+
+def _agrees(claimed: str | None, found: Format) -> bool:
+    if isinstance(found, PlainFormat):
+        return claimed is None
+    return claimed is not None and (claimed == found.name or found.label.startswith(f"{claimed} "))

@@ -1,0 +1,179 @@
+"""What a checkpoint's quantisation config claims of each module. A hint: what the tensors say wins.
+
+Reads the spellings of fp8, compressed-tensors, modelopt, GPTQ, AWQ and MLX. Knows names of modules; no tensors. A
+config may be wrong in every way, so nothing here is an error: what cannot be read is claimed of nobody.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+_ALGORITHMS = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_NVFP4": "nvfp4", "W4A8_NVFP4": "nvfp4", "INT8": "int8"}
+MAX_PATTERN, MAX_NAME, MAX_REPETITIONS = 500, 300, 4
+_REPEATED_GROUP = re.compile(r"\)[*+{]|\\[1-9]|\(\?P=")
+_REPETITION = re.compile(r"[*+{]")
+"""Without repeated groups and with few repetitions, trying takes at most a small power of the name's length."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the config says of one module. `kind` is None where it says that the module is left in floats."""
+
+    kind: str | None
+    rule: str
+    hint: Mapping[str, Any] = field(default_factory=dict)
+
+
+class QuantConfig:
+    """`quantization_config` (or MLX's `quantization`) of config.json, else what hf_quant_config.json holds."""
+
+    def __init__(self, config: Mapping[str, Any], beside: Mapping[str, Any]) -> None:
+        text = config.get("text_config")
+        nested = text.get("quantization_config") if isinstance(text, Mapping) else None
+        found = config.get("quantization_config") or nested or config.get("quantization")
+        if not isinstance(found, Mapping):
+            found = beside.get("quantization")
+        self.data: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+        method = self.data.get("quant_method") or ("modelopt" if "quant_algo" in self.data else None)
+        if method is None and "group_size" in self.data and "bits" in self.data:
+            method = "mlx"
+        self.method = method if isinstance(method, str) else None
+
+    def claim(self, *names: str) -> Claim | None:
+        """What is said of a module that goes by these `names`; None where there is no config to ask."""
+        if self.method is None:
+            return None
+        for pattern in self._excluded():
+            if any(_matches(pattern, name) for name in names):
+                return Claim(None, f"{pattern!r} is excluded")
+        claims = {
+            "compressed-tensors": self._compressed,
+            "modelopt": self._modelopt,
+            "gptq": self._gptq,
+            "mlx": self._mlx,
+        }
+        return claims.get(self.method, self._everywhere)(names)
+
+    def _excluded(self) -> Iterable[str]:
+        for key in ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers"):
+            yield from _strings(self.data.get(key))
+
+    def _hint(self, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        keys = ("bits", "group_size", "weight_block_size", "checkpoint_format")
+        given = {key: self.data[key] for key in keys if self.data.get(key) is not None}
+        return {"method": self.method} | given | dict(known or {})
+
+    def _everywhere(self, names: tuple[str, ...]) -> Claim:
+        if self.method in ("fp8", "awq") and _is_outside_layers(names):
+            return Claim(None, f"{self.method} quantises layers")
+        return Claim(self.method, f"quant_method {self.method!r}", self._hint())
+
+    def _compressed(self, names: tuple[str, ...]) -> Claim:
+        best: Claim | None = None
+        for label, group in _objects(self.data.get("config_groups")):
+            weights = group.get("weights")
+            if not isinstance(weights, Mapping):
+                continue
+            for target in _strings(group.get("targets")):
+                if target != "Linear" and not any(_matches(target, name) for name in names):
+                    continue
+                bits, group_size = weights.get("num_bits"), weights.get("group_size")
+                known = {
+                    "bits": bits,
+                    "group_size": group_size,
+                    "weight_block_size": weights.get("block_structure"),
+                }
+                claim = Claim(
+                    _kind(weights.get("type"), bits), f"{label} targets {target!r}", self._hint(known)
+                )
+                if target != "Linear":
+                    return claim
+                best = best or claim
+        if best is not None and "embed_tokens" in names[0]:
+            best = None
+        return best or Claim(None, "no config group targets it")
+
+    def _modelopt(self, names: tuple[str, ...]) -> Claim:
+        for module, entry in _objects(self.data.get("quantized_layers")):
+            if any(_matches(module, name) for name in names):
+                algorithm = entry.get("quant_algo")
+                return Claim(
+                    _algorithm(algorithm), f"quantized_layers: {module} is {algorithm}", self._hint()
+                )
+        algorithm = self.data.get("quant_algo")
+        if self.data.get("quantized_layers") or "embed_tokens" in names[0]:
+            return Claim(
+                None, "not among quantized_layers" if self.data.get("quantized_layers") else "an embedding"
+            )
+        return Claim(_algorithm(algorithm), f"quant_algo {algorithm!r}", self._hint())
+
+    def _gptq(self, names: tuple[str, ...]) -> Claim:
+        if _is_outside_layers(names) and not ("lm_head" in names[0] and self.data.get("lm_head") is True):
+            return Claim(None, "GPTQ quantises layers")
+        for rule, changes in _objects(self.data.get("dynamic")):
+            sign, _, pattern = rule.partition(":") if rule[:2] in ("+:", "-:") else ("+", "", rule)
+            if any(_searches(pattern, name) for name in names):
+                if sign == "-":
+                    return Claim(None, f"dynamic rule {rule!r}")
+                return Claim("gptq", f"dynamic rule {rule!r}", self._hint(changes))
+        return Claim("gptq", "quant_method 'gptq'", self._hint())
+
+    def _mlx(self, names: tuple[str, ...]) -> Claim:
+        for name in names:
+            own = self.data.get(name)
+            if own is False:
+                return Claim(None, f"{name!r} is false")
+            if isinstance(own, Mapping):
+                return Claim("mlx", f"{name!r} has its own entry", self._hint(own))
+        return Claim("mlx", "the checkpoint is MLX-quantised", self._hint())
+
+
+def _is_outside_layers(names: tuple[str, ...]) -> bool:
+    return any(part in names[0] for part in ("embed_tokens", "lm_head"))
+
+
+def _strings(value: Any) -> list[str]:
+    """The strings of a list, or of one that stands alone."""
+    listed = value if isinstance(value, list) else [value]
+    return [entry for entry in listed if isinstance(entry, str)]
+
+
+def _objects(value: Any) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    """The entries of a mapping that are mappings themselves, or stand for an empty one."""
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            if isinstance(key, str):
+                yield key, entry if isinstance(entry, Mapping) else {}
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """A name or whole words of one between dots, a shell pattern, or a regular expression behind `re:`."""
+    if pattern.startswith("re:"):
+        return _searches(pattern[3:], name)
+    if f".{pattern.strip('.')}." in f".{name}.":
+        return True
+    return fnmatchcase(name, pattern) if any(c in pattern for c in "*?[") else False
+
+
+def _searches(pattern: str, name: str) -> bool:
+    """A regular expression at the name's beginning; those that could take for ever match nothing."""
+    if len(pattern) > MAX_PATTERN or len(name) > MAX_NAME or _REPEATED_GROUP.search(pattern):
+        return False
+    if len(_REPETITION.findall(pattern)) > MAX_REPETITIONS:
+        return False
+    try:
+        return re.match(pattern, name) is not None
+    except (re.error, OverflowError, RecursionError):
+        return False
+
+
+def _kind(number: Any, bits: Any) -> str:
+    if number == "float":
+        return "nvfp4" if bits == 4 else "fp8"
+    return "int4" if bits == 4 else "int8"
+
+
+def _algorithm(name: Any) -> str:
+    return _ALGORITHMS.get(name, str(name).lower()) if isinstance(name, str) else "unknown"

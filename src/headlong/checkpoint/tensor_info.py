@@ -1,0 +1,110 @@
+"""One tensor on disk: where its bytes lie and what they are. Knows no container; safetensors and GGUF both fill it."""
+
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+
+import torch
+
+from headlong.errors import CheckpointError
+from headlong.quant.gguf import BLOCK_SIZES
+
+TORCH_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
+"""Dtypes whose values are the weights themselves; in any other they are packed."""
+STAGING_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """`dtype` is a safetensors name or a GGUF block type, `shape` the logical shape, slowest dimension first; `start`
+    counts bytes from the beginning of `file`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    start: int
+    nbytes: int
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype in FLOAT_DTYPES
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """Of the bytes: blocks are bytes."""
+        if self.dtype not in TORCH_DTYPES and self.dtype not in BLOCK_SIZES:
+            raise CheckpointError(f"{self.file}: tensor {self.name!r}: type {self.dtype} is not supported")
+        return TORCH_DTYPES.get(self.dtype, torch.uint8)
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Of the bytes: a row of blocks is a row of bytes."""
+        if self.dtype not in BLOCK_SIZES:
+            return self.shape
+        elements, nbytes = BLOCK_SIZES[self.dtype]
+        return (*self.shape[:-1], self.shape[-1] // elements * nbytes)
+
+
+def read_tensor(info: TensorInfo, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Reads exactly that tensor's bytes into a new tensor that owns its memory."""
+    result = torch.empty(info.stored_shape, dtype=info.stored_dtype, device=device)
+    read_into(info, result)
+    return result
+
+
+def read_into(info: TensorInfo, out: torch.Tensor, staging: torch.Tensor | None = None) -> None:
+    """Reads a tensor into `out`: contiguous, of its shape, of any dtype and on any device.
+
+    Bytes that need no conversion go straight to their place, others piece by piece through `staging`, a CPU
+    tensor of bytes that the caller may keep for the next read.
+    """
+    assert out.is_contiguous() and tuple(out.shape) == info.stored_shape
+    if not info.nbytes:
+        return
+    flat, dtype = out.view(-1), info.stored_dtype
+    try:
+        with info.file.open("rb", buffering=0) as file:
+            file.seek(info.start)
+            # Not for torch.bool: a stray byte other than 0 and 1 in one is undefined behaviour.
+            if flat.dtype is dtype and flat.device.type == "cpu" and dtype is not torch.bool:
+                _fill(info, file, flat.view(torch.uint8))
+                return
+            if staging is None:
+                staging = torch.empty(min(info.nbytes, STAGING_BYTES), dtype=torch.uint8)
+            for target in flat.split(staging.numel() // dtype.itemsize):
+                piece = staging[: target.numel() * dtype.itemsize]
+                _fill(info, file, piece)
+                target.copy_(piece.ne(0) if dtype is torch.bool else piece.view(dtype))
+    except OSError as error:
+        reason = error.strerror or error
+        raise CheckpointError(f"{info.file}: tensor {info.name!r}: cannot be read ({reason})") from error
+
+
+def _fill(info: TensorInfo, file: FileIO, piece: torch.Tensor) -> None:
+    """Fills the bytes of `piece`; one read of the system may return less than was asked for."""
+    buffer = piece.numpy().data
+    done = 0
+    while done < len(buffer):
+        got = file.readinto(buffer[done:])
+        if not got:
+            raise CheckpointError(f"{info.file}: tensor {info.name!r}: the file ends inside it")
+        done += got

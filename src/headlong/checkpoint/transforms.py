@@ -1,0 +1,138 @@
+"""How values that a file stores in its own way become those of a usual safetensors checkpoint, and back.
+
+A `Transform` needs the tensor alone. The row orders of GGUF need sizes too and are given as index tensors. Knows
+neither names nor files: `gguf_names` and `names` say which tensor takes which.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+Shape = tuple[int, ...]
+
+
+class Transform(ABC):
+    """Both directions keep the order of rows and columns. float64 stays; anything narrower may become float32."""
+
+    @abstractmethod
+    def to_model(self, stored: Tensor) -> Tensor:
+        """The values of a safetensors checkpoint."""
+
+    @abstractmethod
+    def to_disk(self, weight: Tensor) -> Tensor:
+        """The values the file stores."""
+
+    def model_shape(self, stored: Shape) -> Shape:
+        """What a tensor stored as `stored` measures in the model."""
+        return stored
+
+    def disk_shape(self, shape: Shape) -> Shape:
+        """What a tensor of the model's `shape` measures in the file."""
+        return shape
+
+
+class _Identity(Transform):
+    def to_model(self, stored: Tensor) -> Tensor:
+        return stored
+
+    def to_disk(self, weight: Tensor) -> Tensor:
+        return weight
+
+
+class _OneAdded(Transform):
+    """A zero-centred norm, stored as the factor it multiplies with.
+
+    In float32 the sum keeps all of a bfloat16 weight down to 2**-16; smaller ones come back rounded.
+    """
+
+    def to_model(self, stored: Tensor) -> Tensor:
+        return _wide(stored) - 1.0
+
+    def to_disk(self, weight: Tensor) -> Tensor:
+        return _wide(weight) + 1.0
+
+
+class _LogDecay(Transform):
+    """`A_log`, stored as the rate -exp(A_log)."""
+
+    def to_model(self, stored: Tensor) -> Tensor:
+        return (-stored.double()).log().to(_wide(stored).dtype)
+
+    def to_disk(self, weight: Tensor) -> Tensor:
+        return -weight.double().exp().to(_wide(weight).dtype)
+
+
+class _Squeezed(Transform):
+    """One dimension of size 1 is not stored; a file that stores it all the same is read as well."""
+
+    def __init__(self, dim: int, rank: int) -> None:
+        self.dim = dim
+        self.rank = rank
+
+    def to_model(self, stored: Tensor) -> Tensor:
+        return stored.reshape(self.model_shape(tuple(stored.shape)))
+
+    def to_disk(self, weight: Tensor) -> Tensor:
+        return weight.squeeze(self.dim)
+
+    def model_shape(self, stored: Shape) -> Shape:
+        return stored if len(stored) == self.rank else (*stored[: self.dim], 1, *stored[self.dim :])
+
+    def disk_shape(self, shape: Shape) -> Shape:
+        return shape[: self.dim] + shape[self.dim + 1 :]
+
+
+class _TapsInTheMiddle(Transform):
+    """A convolution as MLX keeps it: [C, K, 1] for [C, 1, K]."""
+
+    def to_model(self, stored: Tensor) -> Tensor:
+        return stored.transpose(-1, -2).contiguous()
+
+    def to_disk(self, weight: Tensor) -> Tensor:
+        return weight.transpose(-1, -2).contiguous()
+
+    def model_shape(self, stored: Shape) -> Shape:
+        return (*stored[:-2], *reversed(stored[-2:]))
+
+    def disk_shape(self, shape: Shape) -> Shape:
+        return self.model_shape(shape)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype is torch.float64 else tensor.float()
+
+
+IDENTITY: Transform = _Identity()
+NORM: Transform = _OneAdded()
+LOG_DECAY: Transform = _LogDecay()
+CONV: Transform = _Squeezed(dim=1, rank=3)
+"""[C, K] on disk, [C, 1, K] in the model."""
+SHARED_GATE: Transform = _Squeezed(dim=0, rank=2)
+"""[H] on disk, [1, H] in the model."""
+MLX_CONV: Transform = _TapsInTheMiddle()
+
+
+def rope_row_order(num_heads: int, head_dim: int) -> Tensor:
+    """Index such that `model_rows = stored_rows[order]`, for q and k of `llama`.
+
+    On disk the two numbers of a rotary pair are neighbours; in the model they lie half a head apart.
+    """
+    pairs = torch.arange(num_heads * head_dim).view(num_heads, head_dim // 2, 2)
+    return pairs.transpose(1, 2).reshape(-1)
+
+
+def tiled_row_order(num_key_heads: int, num_value_heads: int, value_dim: int) -> Tensor:
+    """Index such that `model_rows = stored_rows[order]`, for the value heads of a DeltaNet.
+
+    On disk value head r * K + k belongs to key head k (tiled); in the model it is value head k * R + r (grouped),
+    where K is the number of key heads and R that of value heads to each.
+    """
+    repeats = num_value_heads // num_key_heads
+    tiled = torch.arange(num_value_heads * value_dim).view(repeats, num_key_heads, value_dim)
+    return tiled.transpose(0, 1).reshape(-1)
+
+
+def inverse(order: Tensor) -> Tensor:
+    """Index such that `stored_rows = model_rows[inverse(order)]`."""
+    return torch.argsort(order)

@@ -1,0 +1,73 @@
+"""What all families share: an embedding, decoder layers one after the other, a final norm and an lm_head.
+
+A family brings its layers; the MTP head is in mtp.py. Knows names and wiring, no checkpoints and no schedules.
+"""
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from headlong.errors import CheckpointError
+from headlong.layers.context import Context
+from headlong.layers.decoder import DecoderLayer
+from headlong.layers.embedding import Embedding
+from headlong.layers.weights import Scope
+from headlong.models.config import ModelConfig
+from headlong.ops.rope.reference import Rotary
+from headlong.state.layer import LayerState
+from headlong.state.specs import LayerSpec
+
+LayerFactory = Callable[[ModelConfig, int | None, Scope], DecoderLayer]
+"""Makes layer number i of a family, or, where the number is None, the block of its MTP head."""
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""Divisors of the rotary frequencies, which a GGUF file holds where others say in the config how to compute them."""
+
+
+class DecoderModel:
+    """Tokens to hidden states after the final norm, and those to logits."""
+
+    def __init__(self, config: ModelConfig, layer: LayerFactory, scope: Scope) -> None:
+        self.config = config
+        vocab, hidden = config.vocab_size, config.hidden_size
+        self.embedding = Embedding(scope.matrix("embed_tokens", vocab, hidden), scope.ops.activation_dtype)
+        self.layers = [layer(config, i, scope(f"layers.{i}")) for i in range(len(config.layer_types))]
+        self.norm = scope.norm("norm", hidden, config.eps, centred=config.centred_norms, wide=True)
+        # A stored lm_head wins over a config that calls it tied.
+        own_head = not config.tied or scope.has("lm_head.weight")
+        self.lm_head = scope.ops.linear(
+            scope.matrix("lm_head", vocab, hidden) if own_head else self.embedding.weight
+        )
+        self.rotary = _rotary(config, scope)
+        self.ops = scope.ops
+
+    @property
+    def state_specs(self) -> dict[str, LayerSpec]:
+        return {layer.name: layer.state_spec for layer in self.layers}
+
+    def embed(self, tokens_N: Tensor) -> Tensor:
+        return self.embedding(tokens_N)
+
+    def forward(self, tokens_N: Tensor, context: Context, states: Mapping[str, LayerState]) -> Tensor:
+        x_ND = self.embed(tokens_N)
+        for layer in self.layers:
+            x_ND = layer(x_ND, context, states[layer.name])
+        return self.norm(x_ND)
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        return self.lm_head(hidden_ND)
+
+
+def _rotary(config: ModelConfig, scope: Scope) -> Rotary:
+    """Stored factors win over a scaling in the config: they are what it would compute."""
+    theta, rotary_dim = config.rope_theta, config.rotary_dim
+    factors = None
+    if scope.has(ROPE_FACTORS):
+        factors = scope.vector(ROPE_FACTORS, rotary_dim // 2)
+        if not factors.is_meta and not bool((factors.isfinite() & (factors > 0)).all()):
+            raise CheckpointError(
+                f"tensor {ROPE_FACTORS!r} must hold positive numbers; the file is damaged, fetch it again"
+            )
+    elif config.rope_scaling is not None:
+        factors = config.rope_scaling.factors(theta, rotary_dim)
+    return Rotary.of(theta, rotary_dim, config.attention.head_dim, scope.ops.device, factors)

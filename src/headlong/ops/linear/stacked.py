@@ -1,0 +1,26 @@
+"""Several linears over one input that act as one, where their weights are packed apart and cannot be joined."""
+
+import torch
+from torch import Tensor
+
+from headlong.ops.linear.invariance import Linear
+
+
+class StackedLinear:
+    """Output i is output `order[i]` of the parts side by side."""
+
+    name = "stacked"
+
+    def __init__(self, parts: list[Linear], order: Tensor | None = None) -> None:
+        self.parts = parts
+        self.order = order
+        self.in_features = parts[0].in_features
+        self.out_features = sum(part.out_features for part in parts)
+
+    def __call__(self, x_ND: Tensor) -> Tensor:
+        out = torch.cat([part(x_ND) for part in self.parts], dim=-1)
+        if self.order is None:
+            return out
+        if self.order.device != out.device:
+            self.order = self.order.to(out.device)
+        return out.index_select(-1, self.order)

@@ -1,0 +1,410 @@
+"""What a quantisation config claims of a module, in every spelling; and that no config can do harm."""
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headlong.checkpoint.quant_config import Claim, QuantConfig
+from support.artifacts import time_limit
+
+LAYER = "model.language_model.layers.{}."
+Q_PROJ = (LAYER + "self_attn.q_proj").format(3)
+GATE_PROJ = (LAYER + "mlp.gate_proj").format(0)
+EXPERT = (LAYER + "mlp.experts.5.down_proj").format(2)
+ROUTER = (LAYER + "mlp.gate").format(2)
+SHARED = (LAYER + "mlp.shared_expert.up_proj").format(2)
+IN_PROJ_A = (LAYER + "linear_attn.in_proj_a").format(1)
+EMBEDDING, LM_HEAD, FC = "model.language_model.embed_tokens", "lm_head", "mtp.fc"
+MTP_Q = "mtp.layers.0.self_attn.q_proj"
+
+
+def claim(section: Any, module: str, beside: Any = None) -> Claim | None:
+    """As the detector asks: by the name on disk, then by the canonical one."""
+    config = QuantConfig({"quantization_config": section}, {"quantization": beside} if beside else {})
+    return config.claim(module, module.removeprefix("model.language_model."))
+
+
+def kinds(section: Any, *modules: str, beside: Any = None) -> list[str | None]:
+    found = [claim(section, module, beside) for module in modules]
+    assert None not in found
+    return [each.kind for each in found if each is not None]
+
+
+def test_without_a_config_nothing_is_claimed():
+    assert claim(None, Q_PROJ) is None
+    assert claim({}, Q_PROJ) is None
+    assert claim({"ignore": [Q_PROJ]}, Q_PROJ) is None
+
+
+FP8 = {
+    "quant_method": "fp8",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+    "modules_to_not_convert": [IN_PROJ_A, "lm_head", EMBEDDING, "mtp.fc"],
+}
+
+
+class TestFp8:
+    def test_everything_but_the_list(self):
+        found = kinds(FP8, Q_PROJ, MTP_Q, IN_PROJ_A, FC, LM_HEAD, EMBEDDING)
+        assert found == ["fp8", "fp8", None, None, None, None]
+
+    def test_the_block_is_a_hint(self):
+        found = claim(FP8, Q_PROJ)
+        assert found is not None and found.hint["weight_block_size"] == [128, 128]
+
+    def test_a_list_is_not_a_list_of_beginnings(self):
+        """in_proj_a of layer 1 says nothing of in_proj_a of layer 10, nor of in_proj_ab."""
+        other = (LAYER + "linear_attn.in_proj_a").format(10)
+        assert kinds(FP8, other, IN_PROJ_A + "b") == ["fp8", "fp8"]
+
+    def test_embedding_and_output_are_left_alone_without_being_named(self):
+        section = {"quant_method": "fp8"}
+        assert kinds(section, EMBEDDING, LM_HEAD, Q_PROJ) == [None, None, "fp8"]
+
+    def test_a_whole_subtree(self):
+        section = {"quant_method": "fp8", "modules_to_not_convert": ["mtp", "model.language_model.layers.3"]}
+        assert kinds(section, MTP_Q, FC, Q_PROJ, GATE_PROJ) == [None, None, None, "fp8"]
+
+    def test_inside_text_config(self):
+        config = QuantConfig({"text_config": {"quantization_config": {"quant_method": "fp8"}}}, {})
+        found = config.claim(Q_PROJ)
+        assert found is not None and found.kind == "fp8"
+
+
+MIXED = {
+    "quant_method": "modelopt",
+    "quant_algo": "MIXED_PRECISION",
+    "quantized_layers": {
+        Q_PROJ: {"quant_algo": "FP8"},
+        GATE_PROJ: {"quant_algo": "W4A16_NVFP4", "group_size": 16},
+        (LAYER + "mlp.experts").format(2): {"quant_algo": "NVFP4", "group_size": 16},
+        "lm_head": {"quant_algo": "W4A16_NVFP4", "group_size": 16},
+    },
+    "ignore": ["mtp*", "mtp.layers.0*"],
+}
+
+
+class TestModelopt:
+    def test_each_layer_has_its_own(self):
+        found = kinds(MIXED, Q_PROJ, GATE_PROJ, EXPERT, LM_HEAD)
+        assert found == ["fp8", "nvfp4", "nvfp4", "nvfp4"]
+
+    def test_what_is_not_listed_is_left_alone(self):
+        assert kinds(MIXED, IN_PROJ_A, ROUTER, EMBEDDING, FC, MTP_Q) == [None] * 5
+
+    def test_wildcards(self):
+        section = {
+            "quant_method": "modelopt",
+            "quant_algo": "NVFP4",
+            "exclude_modules": ["lm_head", "*.mlp.shared_expert.*", "*self_attn*", "mtp.layers.0*"],
+        }
+        found = kinds(section, LM_HEAD, SHARED, Q_PROJ, MTP_Q, FC, EXPERT, EMBEDDING)
+        assert found == [None, None, None, None, "nvfp4", "nvfp4", None]
+
+    def test_the_file_beside_counts_where_the_config_is_silent(self):
+        beside = {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+        assert kinds(None, Q_PROJ, LM_HEAD, beside=beside) == ["fp8", None]
+        assert kinds(MIXED, GATE_PROJ, beside=beside) == ["nvfp4"]
+
+    def test_an_unknown_algorithm_is_told_as_it_is(self):
+        assert kinds({"quant_method": "modelopt", "quant_algo": "W3A5"}, Q_PROJ) == ["w3a5"]
+
+
+INT4 = {"num_bits": 4, "type": "int", "group_size": 32, "symmetric": True}
+
+
+class TestCompressedTensors:
+    def section(self, targets: Any = ("Linear",), ignore: Any = (), **weights: Any) -> dict[str, Any]:
+        group = {"targets": list(targets), "weights": INT4 | weights}
+        return {
+            "quant_method": "compressed-tensors",
+            "config_groups": {"group_0": group},
+            "ignore": list(ignore),
+        }
+
+    @pytest.mark.parametrize(
+        ("weights", "kind"),
+        [
+            ({}, "int4"),
+            ({"num_bits": 8}, "int8"),
+            ({"num_bits": 8, "type": "float"}, "fp8"),
+            ({"num_bits": 4, "type": "float"}, "nvfp4"),
+        ],
+    )
+    def test_kinds_of_numbers(self, weights, kind):
+        found = claim(self.section(**weights), Q_PROJ)
+        assert found is not None and found.kind == kind
+        assert found.hint["bits"] == weights.get("num_bits", 4) and found.hint["group_size"] == 32
+
+    def test_ignored_by_name_and_by_pattern(self):
+        section = self.section(ignore=["lm_head", IN_PROJ_A, "re:^mtp.*", r"re:.*mlp\.gate$"])
+        assert kinds(section, LM_HEAD, IN_PROJ_A, MTP_Q, FC, ROUTER) == [None] * 5
+        assert kinds(section, GATE_PROJ, Q_PROJ) == ["int4", "int4"]
+
+    def test_targets_by_pattern(self):
+        section = self.section(targets=["re:.*experts.*", "re:.*self_attn.q_proj"])
+        assert kinds(section, EXPERT, Q_PROJ, GATE_PROJ, FC) == ["int4", "int4", None, None]
+
+    def test_a_pattern_is_more_than_a_class(self):
+        section = self.section()
+        group = {"targets": ["re:.*self_attn.*"], "weights": {"num_bits": 8, "type": "float"}}
+        section["config_groups"]["group_1"] = group
+        assert kinds(section, Q_PROJ, GATE_PROJ) == ["fp8", "int4"]
+
+    def test_an_embedding_is_no_linear(self):
+        assert kinds(self.section(), EMBEDDING) == [None]
+        assert kinds(self.section(targets=["re:.*embed_tokens"]), EMBEDDING) == ["int4"]
+
+    def test_a_single_target_may_stand_without_a_list(self):
+        section = self.section()
+        section["config_groups"]["group_0"]["targets"] = "Linear"
+        assert kinds(section, Q_PROJ) == ["int4"]
+
+
+QWEN = {
+    "quant_method": "gptq",
+    "bits": 4,
+    "group_size": 128,
+    "checkpoint_format": "gptq",
+    "lm_head": False,
+    "dynamic": {
+        "lm_head": {},
+        EMBEDDING: {},
+        "-:.*attn.*": {},
+        "-:.*shared_expert.*": {},
+        "-:.*mtp.*": {},
+        "-:.*visual.*": {},
+    },
+}
+
+
+class TestGptq:
+    def test_what_rules_exclude(self):
+        assert kinds(QWEN, Q_PROJ, IN_PROJ_A, SHARED, MTP_Q, FC) == [None] * 5
+        assert kinds(QWEN, EXPERT, GATE_PROJ) == ["gptq", "gptq"]
+
+    def test_rules_without_a_sign_quantise_nothing_outside_layers(self):
+        """Qwen's own name lm_head and the embedding among the rules, and leave both in bfloat16."""
+        assert kinds(QWEN, LM_HEAD, EMBEDDING) == [None, None]
+
+    @pytest.mark.parametrize("rule", ["+:.*mtp.*", "+:mtp.*", ".*mtp.*"])
+    def test_rules_that_claim_the_head(self, rule):
+        section = {"quant_method": "gptq", "bits": 4, "dynamic": {rule: {"bits": 8, "group_size": 64}}}
+        found = claim(section, FC)
+        assert found is not None and found.kind == "gptq" and repr(rule) in found.rule
+        assert (found.hint["bits"], found.hint["group_size"]) == (8, 64)
+
+    def test_the_first_rule_that_fits_decides(self):
+        rules = {"-:.*q_proj": {}, "+:.*self_attn.*": {"bits": 8}}
+        section = {"quant_method": "gptq", "bits": 4, "dynamic": rules}
+        assert kinds(section, Q_PROJ) == [None]
+        found = claim(section, Q_PROJ.replace("q_proj", "k_proj"))
+        assert found is not None and found.hint["bits"] == 8
+
+    def test_rules_begin_at_the_beginning(self):
+        section = {"quant_method": "gptq", "bits": 4, "dynamic": {"-:mtp": {}, "-:q_proj": {}}}
+        assert kinds(section, FC, Q_PROJ) == [None, "gptq"]
+
+    def test_a_rule_may_be_a_truth_value(self):
+        section = {"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*mtp.*": True, "-:.*attn.*": None}}
+        assert kinds(section, FC, Q_PROJ) == [None, None]
+
+    def test_lm_head_by_its_own_key(self):
+        section = {"quant_method": "gptq", "bits": 4}
+        assert kinds(section, LM_HEAD) == [None]
+        assert kinds(section | {"lm_head": True}, LM_HEAD, EMBEDDING) == ["gptq", None]
+        ruled = section | {"lm_head": True, "dynamic": {"+:.*lm_head$": {"bits": 8}}}
+        found = claim(ruled, LM_HEAD)
+        assert found is not None and found.hint["bits"] == 8
+
+    def test_the_version_is_a_hint(self):
+        found = claim(QWEN | {"checkpoint_format": "gptq_v2"}, EXPERT)
+        assert found is not None and found.hint["checkpoint_format"] == "gptq_v2"
+
+
+class TestAwq:
+    def test_the_list_names_parts_of_names(self):
+        section = {
+            "quant_method": "awq",
+            "bits": 4,
+            "group_size": 128,
+            "modules_to_not_convert": ["visual", "mtp", "linear_attn", "mlp.gate", "layers.3."],
+        }
+        assert kinds(section, MTP_Q, FC, IN_PROJ_A, ROUTER, Q_PROJ) == [None] * 5
+        assert kinds(section, GATE_PROJ, SHARED, EXPERT) == ["awq", "awq", "awq"]
+
+    def test_embedding_and_output_are_left_alone(self):
+        section = {"quant_method": "awq", "modules_to_not_convert": None}
+        assert kinds(section, EMBEDDING, LM_HEAD, Q_PROJ) == [None, None, "awq"]
+
+
+MLX_GATE = "language_model.model.layers.0.mlp.gate"
+MLX = {"group_size": 64, "bits": 4, "mode": "affine", MLX_GATE: {"group_size": 32, "bits": 8}}
+
+
+class TestMlx:
+    @pytest.mark.parametrize("key", ["quantization", "quantization_config"])
+    def test_one_entry_for_all_and_one_of_its_own(self, key):
+        config = QuantConfig({key: MLX}, {})
+        own, other = config.claim(MLX_GATE), config.claim(MLX_GATE.replace("gate", "up_proj"))
+        assert own is not None and other is not None and own.kind == other.kind == "mlx"
+        assert (own.hint["bits"], own.hint["group_size"]) == (8, 32)
+        assert (other.hint["bits"], other.hint["group_size"]) == (4, 64)
+
+    def test_false_leaves_a_module_alone(self):
+        config = QuantConfig({"quantization": MLX | {"language_model.mtp.fc": False}}, {})
+        found = config.claim("language_model.mtp.fc")
+        assert found is not None and found.kind is None
+
+
+METHODS = ("fp8", "compressed-tensors", "modelopt", "gptq", "awq", "mlx", "unheard-of")
+KEYS = (
+    "modules_to_not_convert",
+    "ignore",
+    "exclude_modules",
+    "ignored_layers",
+    "config_groups",
+    "quantized_layers",
+    "dynamic",
+    "bits",
+    "group_size",
+    "weight_block_size",
+    "checkpoint_format",
+    "lm_head",
+    "quant_algo",
+    Q_PROJ,
+)
+WRONG = (
+    None,
+    True,
+    False,
+    0,
+    -1,
+    2.5,
+    10**400,
+    "",
+    "Linear",
+    "re:(",
+    [],
+    {},
+    [[]],
+    [None, 1, {}, "re:[", "*[", "re:"],
+    {"": None},
+    {"+:": {"self": 1, "bits": []}, "-:(": 3, "[": [], "+:.*": {"self": {}, "known": 0, "method": None}},
+    {"a": {"targets": 5, "weights": {}}},
+    {"a": {"targets": True, "weights": {"num_bits": {}, "type": []}}},
+    {"a": {"targets": {"Linear": 1}, "weights": {"num_bits": "4"}}},
+    {"a": {"targets": [None, "Linear", ["Linear"]], "weights": {"group_size": "x", "block_structure": 7}}},
+    {"a": {"targets": None, "weights": None}, "b": None, "c": [], "d": 4},
+    {Q_PROJ: {"quant_algo": None}, "b": {"quant_algo": ["FP8"]}, "*": 3},
+    {"self": 1, "bits": {"self": 2}},
+)
+MODULES = (Q_PROJ, EXPERT, FC, LM_HEAD, EMBEDDING, "")
+
+
+def ask(config: Any, beside: Any = None) -> None:
+    found = QuantConfig(config, beside or {})
+    for module in MODULES:
+        said = found.claim(module, module.removeprefix("model.language_model."))
+        assert said is None or isinstance(said, Claim)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_values_of_every_wrong_type(method):
+    for key, value in itertools.product(KEYS, WRONG):
+        section = {"quant_method": method, key: value}
+        if method == "mlx":
+            section = {"bits": 4, "group_size": 64, key: value}
+        try:
+            ask({"quantization_config": section})
+        except Exception as error:
+            pytest.fail(f"{key} = {value!r} raises {error!r}")
+
+
+@pytest.mark.parametrize("section", WRONG, ids=repr)
+def test_sections_of_every_wrong_type(section):
+    ask({"quantization_config": section, "text_config": section, "quantization": section})
+    ask({"quantization_config": {"quant_method": section}}, {"quantization": section})
+    ask({"text_config": {"quantization_config": section}}, {"quantization": {"quant_algo": section}})
+
+
+BOMBS = {
+    "nested repeats": "(.*)*(.*)*(.*)*(.*)*x",
+    "nested pluses": "^(([a-z_.0-9])+.?)+[A-Z]$",
+    "alternatives": "(a|b|[a-z]|[a-z_]|.)*Q",
+    "many stars": ".*" * 60 + "Q",
+    "back references": r"(.*)(.*)(.*)(.*)\1\2\3\4Q",
+    "look behind": "(?=(.*)*(.*)*(.*)*Q)",
+    "a repetition too large": "x{99999999999999999999}",
+    "repetitions of repetitions": "((((x{1,9999}){1,9999}){1,9999}){1,9999})",
+    "deep groups": "(" * 240 + ")" * 240,
+    "deeper groups": "(" * 5000 + ")" * 5000,
+    "unbalanced": "(" * 5000,
+    "unknown flags": "(?Z)",
+    "a late flag": "x(?i)y",
+    "a NUL": "\0",
+}
+
+
+@pytest.mark.parametrize("pattern", BOMBS.values(), ids=BOMBS)
+def test_patterns_that_backtrack_for_ever(pattern):
+    """Rules of a config are matched against thousands of names, so one second for six is generous."""
+    spellings = [
+        {"quant_method": "gptq", "bits": 4, "dynamic": {f"-:{pattern}": {}}},
+        {"quant_method": "compressed-tensors", "ignore": [f"re:{pattern}"]},
+        {
+            "quant_method": "compressed-tensors",
+            "config_groups": {"a": {"targets": [f"re:{pattern}"], "weights": {"num_bits": 4}}},
+        },
+    ]
+    for section in spellings:
+        with time_limit(1.0):
+            ask({"quantization_config": section})
+
+
+@pytest.mark.parametrize(
+    "pattern", ["*a" * 200 + "Q", "*" * 400 + "Q", "[" * 300, "?*" * 150 + "Q", "[!]a-]*" * 60]
+)
+def test_shell_patterns_that_backtrack_for_ever(pattern):
+    with time_limit(1.0):
+        ask({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": [pattern]}})
+
+
+def test_real_patterns_are_not_taken_for_bombs():
+    section = {"quant_method": "gptq", "bits": 4, "dynamic": {}}
+    for pattern in (
+        r".*mtp\.fc.*",
+        r".*\.layers\.(0|1|3)\..*",
+        r".*lm_head$",
+        "^mtp[.].+$",
+        r".*layers\.\d+\.mlp.*",
+    ):
+        section["dynamic"] = {f"-:{pattern}": {}}
+        modules = (FC, Q_PROJ, LM_HEAD, GATE_PROJ)
+        assert None in kinds(section, *modules), pattern
+
+
+NAMES = st.sampled_from(
+    ["Linear", "re:.*", "mtp*", "a", "self", "targets", "weights", "quant_algo", "bits", *KEYS]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8) | NAMES,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(NAMES | st.text(max_size=5), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(section=st.dictionaries(NAMES, VALUES, max_size=6), method=st.sampled_from(METHODS))
+def test_any_section_at_all(section, method):
+    """What JSON can say, under the keys that are read."""
+    section = json.loads(json.dumps(section | {"quant_method": method}))
+    with time_limit(5.0):
+        ask({"quantization_config": section})

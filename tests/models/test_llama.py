@@ -1,0 +1,278 @@
+"""Llama and its MTP head against transformers: logits, tokens, drafts; and the same tokens whatever is drafted."""
+
+import copy
+import math
+import random
+
+import pytest
+import torch
+
+from headlong import LLM, SamplingParams
+from headlong.errors import CheckpointError, ConfigError, HeadError
+from headlong.models import registry
+from headlong.ops.rope.reference import Llama3Scaling
+from support import tiny, tiny_llama
+from support.steps import Chunk, Decode, Driver, load
+from support.tiny import random_tokens
+
+LENGTH = 41
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+"""Of eight frequencies some are left alone, some stretched, and some lie between."""
+ODD = {
+    "num_attention_heads": 5,
+    "num_key_value_heads": 1,
+    "head_dim": 14,
+    "hidden_size": 35,
+    "vocab_size": 61,
+}
+CASES = {
+    "grouped": {},
+    "ungrouped, tied": {"num_key_value_heads": 4, "tie_word_embeddings": True},
+    "odd sizes": ODD | {"intermediate_size": 50, "rms_norm_eps": 1e-6},
+    "biased": {"attention_bias": True, "mlp_bias": True},
+    "llama3": {"rope": LLAMA3, "head_dim": 16, "num_hidden_layers": 2},
+    "stored factors": {"rope_factors": torch.linspace(1.0, 9.0, 6), "attention_bias": True},
+    "heads of 64": {"head_dim": 64, "hidden_size": 192, "num_attention_heads": 3, "num_key_value_heads": 3},
+}
+
+
+@pytest.fixture(scope="module", params=CASES.values(), ids=CASES)
+def made(request, tmp_path_factory):
+    return tiny_llama.make(tmp_path_factory.mktemp("llama"), seed=3, **request.param)
+
+
+def assert_close(found, wanted):
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0.0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_logits_are_those_of_transformers(made, dtype):
+    """A prompt whole, in pieces and token by token, beside other rows, native kernels and reference alike."""
+    script = random_tokens(made.vocab_size, LENGTH + 1, seed=1)
+    other = random_tokens(made.vocab_size, 24, seed=2)
+    oracle = made.double() if dtype == "float64" else made
+    hidden, logits = oracle.forward(script[:LENGTH])
+    built = load(made.folder, dtype)
+    driver = Driver(built)
+    for row, tokens in (("whole", script), ("pieces", script), ("other", other)):
+        driver.open(row, tokens)
+    first = driver.step(Chunk("whole", LENGTH), Chunk("pieces", 17), Chunk("other", 20))
+    second = driver.step(Chunk("pieces", 18), Decode("other"))
+    rest = driver.decode("pieces", LENGTH - 35)
+    assert_close(first["whole"].hidden, hidden)
+    assert_close(first["whole"].logits, logits)
+    found = [first["pieces"].logits, second["pieces"].logits, rest.logits]
+    assert_close(torch.cat(found), logits)
+    beside = torch.cat([first["other"].logits, second["other"].logits])
+    assert_close(beside, oracle.forward(other[:21])[1])
+
+
+def test_greedy_tokens_are_those_of_transformers(made):
+    """In float64, where rounding decides no near-tie; drafts are on."""
+    oracle, prompt = made.double(), random_tokens(made.vocab_size, 9, seed=4)
+    tokens = list(prompt)
+    for _ in range(16):
+        tokens.append(int(oracle.forward(tokens)[1][-1].argmax()))
+    llm = LLM(made.folder, device="cpu", dtype="float64", mtp="on")
+    completion = llm.generate(prompt, SamplingParams(max_tokens=16))
+    assert list(completion.token_ids) == tokens[len(prompt) :]
+
+
+def slow_drafts(oracle, tokens, hidden, depth):
+    """The head over all pairs again for every draft, each draft's pair made of the token and the head's own output."""
+    drafts = []
+    for _ in range(depth):
+        out = oracle.pairs(tokens, hidden)[-1]
+        drafts.append(int(oracle.model.lm_head(out).argmax()))
+        tokens, hidden = [*tokens, drafts[-1]], torch.cat([hidden, out[None]])
+    return drafts
+
+
+@torch.no_grad()
+def test_the_head_is_a_slow_one_on_transformers_layer(made):
+    oracle, driver = made.double(), Driver(load(made.folder, "float64"))
+    script = random_tokens(made.vocab_size, 60, seed=5)
+    hidden = oracle.forward(script)[0]
+    driver.open("a", script)
+    driver.feed("a", [5, 12])
+    for depth, accept in ((4, 0), (4, 2), (3, 3), (1, 0), (8, 5)):
+        length = driver.length("a")
+        carry = driver.state.carry_SD[driver.state.rows["a"].slot]
+        assert_close(carry, oracle.pairs(script[1 : length + 1], hidden[:length])[-1])
+        assert driver.propose("a", 4) == slow_drafts(oracle, script[1 : length + 1], hidden[:length], 4)
+        driver.step(driver.draft("a", depth, accept, seed=length))
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "float64"])
+def llm(request, tmp_path_factory):
+    """Of few tokens, so that a random head is right now and then."""
+    changes = {"vocab_size": 6, "attention_bias": True, "rope": LLAMA3, "head_dim": 16}
+    small = tiny_llama.make(tmp_path_factory.mktemp("llama"), seed=8, **changes)
+    return LLM(small.folder, device="cpu", dtype=request.param, mtp="on", cache_tokens=4096, max_context=256)
+
+
+def asked(depths):
+    """Ten rows, greedy and sampled by turns, drafting `depths` in turn."""
+    prompts = [random_tokens(6, 1 + 7 * number % 40, seed=number) for number in range(10)]
+    params = [
+        SamplingParams(
+            max_tokens=20,
+            temperature=0.9 * (number % 2),
+            seed=number,
+            logprobs=2,
+            draft_tokens=depths[number % len(depths)],
+        )
+        for number in range(10)
+    ]
+    return prompts, params
+
+
+@pytest.mark.parametrize("depths", [(1,), (2,), (3,), (4,), (0, 3, 1, 4, 2)], ids=str)
+def test_drafting_and_company_change_no_token(llm, depths):
+    prompts, params = asked((0,))
+    alone = [llm.generate(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
+    together = llm.generate(*asked(depths))
+    for found, wanted in zip(together, alone, strict=True):
+        assert found.token_ids == wanted.token_ids
+        assert found.logprobs == wanted.logprobs
+    accepted = sum(found.stats.accepted for found in together)
+    assert 0 < accepted < sum(found.stats.drafted for found in together)
+
+
+def test_rows_keep_their_bits_in_any_company(made):
+    """A row alone and token by token, or in large steps among others that draft: the same hidden states."""
+    built, rng = load(made.folder), random.Random(0)
+    script, other = (random_tokens(made.vocab_size, 40, seed=seed) for seed in (6, 7))
+    alone, among = Driver(built), Driver(built)
+    alone.open("a", script)
+    wanted = torch.cat([alone.feed("a", [1] * 30).hidden, alone.decode("a", 6).hidden])
+    among.open("b", other)
+    among.feed("b", [3])
+    among.open("a", script)
+    found = []
+    for count in (13, 17):
+        found.append(among.step(Chunk("a", count), among.draft("b", 3, rng.randrange(4), seed=count))["a"])
+    found.append(among.step(among.draft("a", 4, 2, seed=1), among.draft("b", 2, 1, seed=2))["a"])
+    found.append(among.step(Decode("a"), Decode("b"))["a"])
+    found.append(among.step(among.draft("a", 3, 1, seed=3), Decode("b"))["a"])
+    assert torch.equal(torch.cat([result.hidden for result in found]), wanted)
+
+
+def test_llama3_factors_cover_all_three_kinds():
+    """Or the case above would not test them; the middle ones by the definition, one by one."""
+    scaling = Llama3Scaling(8.0, 1.0, 4.0, 64)
+    factors = scaling.factors(10000.0, 16).tolist()
+    assert factors[0] == 1.0 and factors[-1] == 8.0 and any(1.0 < factor < 8.0 for factor in factors)
+    for place, factor in enumerate(factors):
+        frequency = 10000.0 ** (-place / 8)
+        turns = 64 * frequency / (2 * math.pi)
+        if 1.0 < turns < 4.0:
+            smooth = (turns - 1.0) / 3.0
+            assert frequency / factor == pytest.approx((1 - smooth) * frequency / 8.0 + smooth * frequency)
+
+
+def test_stored_factors_win_over_a_scaling_in_the_config(tmp_path):
+    """They say the same, so that dividing twice would be wrong."""
+    factors = Llama3Scaling(8.0, 1.0, 4.0, 64).factors(10000.0, 16).float()
+    sizes = {"rope": LLAMA3, "head_dim": 16, "seed": 1, "head": False}
+    computed, stored = (tiny_llama.make(tmp_path / name, **sizes) for name in ("computed", "stored"))
+    weights = tiny.tensors(stored) | {"rope_freqs.weight": factors}
+    tiny.write(stored.folder, tiny.read_config(stored.folder), weights)
+    frequencies = [load(m.folder).model.rotary.inv_freq for m in (computed, stored)]
+    torch.testing.assert_close(frequencies[0], frequencies[1], rtol=1e-6, atol=0.0)
+    assert_close(frequencies[0], computed.text.rotary_emb.inv_freq)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_stored_factors_that_cannot_be(tmp_path, bad):
+    factors = torch.ones(6)
+    factors[2] = bad
+    made = tiny_llama.make(tmp_path, rope_factors=factors, head=False)
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight.*positive"):
+        load(made.folder)
+
+
+def test_stored_factors_of_the_wrong_length(tmp_path):
+    made = tiny_llama.make(tmp_path, head=False)
+    weights = tiny.tensors(made) | {"rope_freqs.weight": torch.ones(5)}
+    tiny.write(tmp_path, tiny.read_config(tmp_path), weights)
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight"):
+        load(made.folder)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return tiny_llama.make(tmp_path_factory.mktemp("llama"))
+
+
+def parse(made, **changes):
+    config = copy.deepcopy(tiny.read_config(made.folder)) | changes
+    return registry.find(config).parse({name: value for name, value in config.items() if value != "gone"})
+
+
+def test_defaults(plain):
+    """What older configs leave out or write as null, and where they write their rope."""
+    config = parse(plain)
+    assert config.attention.head_dim == config.rotary_dim == 12
+    assert config.delta_net is None and config.moe is None and set(config.layer_types) == {"full_attention"}
+    rope = {"rope_parameters": "gone", "rope_theta": 10000.0, "rope_scaling": None}
+    assert parse(plain, **rope, head_dim=None, attention_bias=None, mlp_bias="gone") == config
+    assert parse(plain, num_key_value_heads=None).attention.num_kv_heads == 4
+    older = {"rope_parameters": "gone", "rope_theta": 5e5, "rope_scaling": LLAMA3 | {"rope_theta": 5e5}}
+    assert parse(plain, **older) == parse(plain, rope_parameters=LLAMA3 | {"rope_theta": 5e5})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("hidden_size", "gone"),
+        ("num_attention_heads", 5),
+        ("num_key_value_heads", 3),
+        ("head_dim", 0),
+        ("hidden_act", "gelu"),
+        ("attention_bias", "yes"),
+        ("mlp_bias", 1),
+        ("intermediate_size", None),
+        ("rope_type", "yarn"),
+        ("rope_type", "linear"),
+        ("rope_type", "dynamic"),
+        ("rope_type", "longrope"),
+        ("factor", 0),
+        ("factor", "8"),
+        ("low_freq_factor", None),
+        ("high_freq_factor", 1.0),
+        ("original_max_position_embeddings", None),
+    ],
+)
+def test_a_config_value_that_cannot_be(plain, field, value):
+    changes = {field: value} if field not in LLAMA3 else {"rope_parameters": LLAMA3 | {field: value}}
+    if field == "num_attention_heads":
+        changes |= {"head_dim": None, "num_key_value_heads": 5}
+    with pytest.raises(ConfigError, match=rf"config\.json.*\b{field}\b"):
+        parse(plain, **changes)
+
+
+def test_biases_the_config_does_not_tell_of_are_refused(tmp_path):
+    made = tiny_llama.make(tmp_path, attention_bias=True, mlp_bias=True)
+    config = tiny.read_config(tmp_path) | {"attention_bias": False, "mlp_bias": False}
+    tiny.write(tmp_path, config, tiny.tensors(made))
+    with pytest.raises(CheckpointError, match="bias"):
+        load(tmp_path)
+
+
+def test_without_a_head(tmp_path):
+    made = tiny_llama.make(tmp_path, head=False)
+    prompt = random_tokens(made.vocab_size, 9, seed=4)
+    llm = LLM(tmp_path, device="cpu")
+    assert (
+        llm.mtp_refusal is not None and len(llm.generate(prompt, SamplingParams(max_tokens=4)).token_ids) == 4
+    )
+    with pytest.raises(HeadError, match="no MTP head"):
+        LLM(tmp_path, device="cpu", mtp="on")

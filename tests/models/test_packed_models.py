@@ -1,0 +1,216 @@
+"""Whole models in every packed format, with heads packed the same way, another way and not at all."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from headlong import LLM, SamplingParams
+from headlong.checkpoint.checkpoint import Checkpoint
+from headlong.engine.build import survey
+from headlong.quant.plain import PlainFormat
+from support import tiny
+from support.packing import FORMATS, pack, unpacked
+from support.steps import Driver, load
+from support.tiny import random_tokens
+
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "head_dim": 16,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+}
+SCRIPT = random_tokens(96, 24, seed=3)
+PROMPTS = [random_tokens(96, count, seed=count) for count in (3, 9, 17)]
+LEFT_ALONE = (
+    "embed_tokens",
+    "lm_head",
+    "in_proj_a",
+    "in_proj_b",
+    "mlp.gate.",
+    "shared_expert_gate",
+    "conv1d",
+)
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory):
+    return tiny.make(tmp_path_factory.mktemp("dense"), "dense", **SIZES)
+
+
+@pytest.fixture(scope="module")
+def moe(tmp_path_factory):
+    return tiny.make(tmp_path_factory.mktemp("moe"), "moe", **SIZES)
+
+
+def is_packable(name: str, weight: torch.Tensor) -> bool:
+    return weight.dim() == 2 and not any(part in name for part in LEFT_ALONE)
+
+
+def packed(weights: dict, target: str | None, head: str | None) -> tuple[dict, dict]:
+    """The tensors on disk, and the floats they stand for; None leaves a part in bfloat16."""
+    stored, meant = {}, {}
+    for name, weight in weights.items():
+        how = head if name.startswith("mtp.") else target
+        if how is None or not is_packable(name, weight):
+            stored[name] = weight.bfloat16()
+            meant[name] = stored[name].float()
+            continue
+        parts = pack(weight, how)
+        stem = name.removesuffix("weight")
+        stored |= {stem + part: tensor for part, tensor in parts.items()}
+        meant[name] = unpacked(how, parts, tuple(weight.shape))
+    return stored, meant
+
+
+def write(folder, made, weights: dict) -> None:
+    tiny.write(folder, tiny.read_config(made.folder), {k: w.contiguous() for k, w in weights.items()})
+
+
+def quant_config(how: str) -> dict:
+    return {"quant_method": "gptq", "checkpoint_format": "gptq_v2"} if how == "gptq_v2" else {}
+
+
+def write_packed(folder, made, target: str | None, head: str | None, experts: str = "fused") -> dict:
+    """Writes the packed model and returns the floats it stands for."""
+    stored, meant = packed(tiny.tensors(made, experts), target, head)
+    config = tiny.read_config(made.folder)
+    if extra := quant_config(target or "") or quant_config(head or ""):
+        config["quantization_config"] = extra
+    folder.mkdir(parents=True, exist_ok=True)
+    tiny.write(folder, config, {k: w.contiguous() for k, w in stored.items()})
+    return meant
+
+
+def tokens(llm: LLM, drafts: int, **sampling) -> list[list[int]]:
+    params = SamplingParams(max_tokens=24, ignore_eos=True, draft_tokens=drafts, **sampling)
+    return [completion.token_ids for completion in llm.generate(PROMPTS, params)]
+
+
+def assert_drafts_change_nothing(folder, **options) -> None:
+    llm = LLM(folder, device="cpu", mtp="on", **options)
+    for sampling in ({}, {"temperature": 0.9, "top_p": 0.95, "seed": 11}):
+        plain = tokens(llm, 0, **sampling)
+        for drafts in (1, 3):
+            assert tokens(llm, drafts, **sampling) == plain
+
+
+def logits_of(folder, **options) -> torch.Tensor:
+    driver = Driver(load(folder, **options))
+    driver.open("a", SCRIPT)
+    return driver.feed("a", [len(SCRIPT) - 1]).logits
+
+
+def others(how: str) -> list[str | None]:
+    """Heads to go with a target: left in bfloat16, packed alike, packed another way."""
+    return [None, how, "int8_channel" if how != "int8_channel" else "nvfp4_modelopt"]
+
+
+@pytest.mark.parametrize("how", FORMATS)
+def test_every_format_with_every_kind_of_head(dense, tmp_path, how):
+    for number, head in enumerate(others(how)):
+        folder = tmp_path / str(number)
+        meant = write_packed(folder, dense, how, head)
+        blueprint = survey(Checkpoint.open(folder))
+        assert blueprint.head_refusal is None and blueprint.is_packed
+        for name, format in blueprint.formats.items():
+            wanted = head if name.startswith("mtp.") else how
+            disk = name if name.startswith(("mtp.", "lm_head.")) else f"model.{name}"
+            is_plain = wanted is None or any(part in name for part in LEFT_ALONE)
+            assert isinstance(format, PlainFormat) == is_plain, f"{disk}: {format.label}"
+        write(tmp_path / f"{number}-floats", dense, meant)
+        found, wanted = logits_of(folder), logits_of(tmp_path / f"{number}-floats")
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+        assert_drafts_change_nothing(folder)
+
+
+@pytest.mark.parametrize("how", ["fp8_block", "nvfp4_modelopt", "int4_g32", "awq", "gptq_v1"])
+def test_experts_packed_one_by_one(moe, tmp_path, how):
+    meant = write_packed(tmp_path / "packed", moe, how, None, experts="apart")
+    write(tmp_path / "floats", moe, meant)
+    torch.testing.assert_close(
+        logits_of(tmp_path / "packed"), logits_of(tmp_path / "floats"), rtol=1e-4, atol=1e-4
+    )
+    assert_drafts_change_nothing(tmp_path / "packed")
+
+
+FUSED_SCALES = {
+    # How a fused tensor's parts are named after it.
+    "fp8_block": {"weight": "", "weight_scale_inv": "_scale_inv"},
+    "fp8_channel": {"weight": "", "weight_scale": "_scale"},
+    "nvfp4_modelopt": {"weight": "", "weight_scale": "_weight_scale", "weight_scale_2": "_weight_scale_2"},
+}
+
+
+@pytest.mark.parametrize("how", FUSED_SCALES)
+def test_experts_packed_in_one_tensor(moe, tmp_path, how):
+    stored, meant = {}, {}
+    for name, weight in tiny.tensors(moe).items():
+        if weight.dim() != 3 or "experts" not in name:
+            stored[name] = meant[name] = weight
+            continue
+        each = [pack(one, how) for one in weight]
+        stored |= {
+            name + ending: torch.stack([parts[part] for parts in each])
+            for part, ending in FUSED_SCALES[how].items()
+        }
+        meant[name] = torch.stack([unpacked(how, parts, tuple(weight.shape[1:])) for parts in each])
+    write(tmp_path / "packed", moe, stored)
+    write(tmp_path / "floats", moe, meant)
+    torch.testing.assert_close(
+        logits_of(tmp_path / "packed"), logits_of(tmp_path / "floats"), rtol=1e-4, atol=1e-4
+    )
+    assert_drafts_change_nothing(tmp_path / "packed")
+
+
+@pytest.mark.parametrize("how", ["mlx4", "mlx8"])
+def test_what_mlx_writes(dense, tmp_path, how):
+    """Embedding and lm_head packed too, norms with 1 added, taps in the middle."""
+    stored, meant = {}, {}
+    for name, weight in tiny.tensors(dense).items():
+        meant[name] = weight
+        if weight.dim() == 2 and weight.shape[0] % 32 == 0:
+            parts = pack(weight, how)
+            stored |= {name.removesuffix("weight") + part: tensor for part, tensor in parts.items()}
+            meant[name] = unpacked(how, parts, tuple(weight.shape))
+        elif name.endswith("conv1d.weight"):
+            stored[name] = weight.transpose(1, 2).contiguous()
+        elif (name.endswith("norm.weight") and "linear_attn" not in name) or "pre_fc_norm" in name:
+            stored[name] = weight + 1.0
+        else:
+            stored[name] = weight
+    (tmp_path / "mlx").mkdir()
+    write(tmp_path / "mlx", dense, stored)
+    save_file(stored, tmp_path / "mlx" / "model.safetensors", metadata={"format": "mlx"})
+    write(tmp_path / "floats", dense, meant)
+    torch.testing.assert_close(
+        logits_of(tmp_path / "mlx"), logits_of(tmp_path / "floats"), rtol=1e-4, atol=1e-4
+    )
+    assert_drafts_change_nothing(tmp_path / "mlx")
+
+
+@pytest.mark.parametrize("kind", ["none", "fp8", "int8", "int4"])
+@pytest.mark.parametrize("head", [None, "int4_g32"])
+def test_a_head_repacked_on_load(dense, tmp_path, kind, head):
+    write_packed(tmp_path, dense, "fp8_block", head)
+    assert_drafts_change_nothing(tmp_path, draft_quantization=kind)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_a_head_in_a_dtype_of_its_own(dense, tmp_path, dtype):
+    write_packed(tmp_path, dense, "nvfp4_compressed", None)
+    assert_drafts_change_nothing(tmp_path, draft_dtype=dtype)
+
+
+def test_zero_points_that_tensors_cannot_tell(dense, tmp_path):
+    """A GPTQ head of the second version beside a config that says the first: drafts are poor until it is said."""
+    stored, meant = packed(tiny.tensors(dense), None, "gptq_v2")
+    write(tmp_path, dense, stored)
+    right = load(tmp_path, draft_quantization="gptq_v2").head.fc.weight
+    wrong = load(tmp_path).head.fc.weight
+    torch.testing.assert_close(right.dequantize(0, right.out_features), meant["mtp.fc.weight"])
+    assert (wrong.dequantize(0, right.out_features) - meant["mtp.fc.weight"]).abs().mean() > 0.01
+    assert_drafts_change_nothing(tmp_path, draft_quantization="gptq_v2")

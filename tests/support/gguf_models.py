@@ -1,0 +1,92 @@
+"""Tiny models as GGUF files with any block type in any matrix, written through the `gguf` package.
+
+Types the package cannot pack into get random codes with scales of a sane size; `meant` is what the blocks stand for,
+as the package itself unpacks them.
+"""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from torch import Tensor
+
+from headlong.checkpoint import gguf_names
+from headlong.checkpoint.gguf_config import gguf_metadata
+from headlong.quant.gguf import BLOCK_SIZES
+
+SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+"""Where the half-precision scales of a block lie; in other types at its beginning."""
+PACKABLE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+PLAIN = ("F32", "F16", "BF16")
+
+
+def pack(weight: Tensor, kind: str) -> np.ndarray:
+    """The bytes of a matrix, or of random codes where nothing packs it."""
+    if kind in PACKABLE or kind in PLAIN:
+        return gguf.quants.quantize(weight.numpy(), gguf.GGMLQuantizationType[kind])
+    elements, nbytes = BLOCK_SIZES[kind]
+    rows, columns = weight.shape
+    generator = np.random.default_rng(int(weight.abs().sum() * 1000) % 2**32)
+    blocks = generator.integers(0, 256, (rows, columns // elements, nbytes), dtype=np.uint8)
+    scale = np.array([0.7 / columns**0.5 / 64], dtype=np.float16).view(np.uint8)
+    for at in SCALES.get(kind, (0,)):
+        blocks[..., at : at + 2] = scale
+    return blocks.reshape(rows, -1)
+
+
+def unpack(data: np.ndarray, kind: str, shape: tuple[int, ...]) -> Tensor:
+    values = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind])
+    return torch.from_numpy(np.array(values, dtype=np.float32)).view(shape)
+
+
+def is_matrix(name: str, weight: Tensor) -> bool:
+    return weight.dim() in (2, 3) and "conv1d" not in name and "shared_expert_gate" not in name
+
+
+class GgufModel:
+    """Collects tensors by canonical name; `meant` holds the floats they stand for, by their usual names."""
+
+    def __init__(self, config: dict, arch: str) -> None:
+        self.config = config
+        self.arch = arch
+        self.num_layers = config["num_hidden_layers"]
+        self.tensors: dict[str, tuple[np.ndarray, str]] = {}
+        self.meant: dict[str, Tensor] = {}
+
+    def add(self, name: str, weight: Tensor, kind: str) -> None:
+        canonical = name if name.startswith(("mtp.", "lm_head.")) else name.removeprefix("model.")
+        disk = gguf_names.disk(canonical, self.arch, self.num_layers)
+        assert disk is not None, name
+        if is_matrix(name, weight):
+            flat = weight.float().reshape(-1, weight.shape[-1])
+            data = pack(flat, kind)
+            self.meant[name] = unpack(data, kind, tuple(weight.shape))
+            self.tensors[disk] = (data.reshape(*weight.shape[:-1], -1), kind)
+        else:
+            stored = gguf_names.transform(canonical, self.arch).to_disk(weight.float())
+            self.meant[name] = weight.float()
+            self.tensors[disk] = (stored.float().numpy(), "F32")
+
+    def write(self, path: Path, *, head: bool, only_head: bool = False, has_head: bool | None = None) -> None:
+        """With or without block N; `only_head` writes that block alone."""
+        writer = gguf.GGUFWriter(path, self.arch)
+        fields = gguf_metadata(self.config, has_head=head if has_head is None else has_head)
+        for key, value in fields.items():
+            if key != "general.architecture":
+                kind = (
+                    gguf.GGUFValueType.ARRAY
+                    if isinstance(value, list)
+                    else gguf.GGUFValueType.get_type(value)
+                )
+                element = [gguf.GGUFValueType.get_type(value[0])] if isinstance(value, list) else []
+                writer.add_key_value(key, value, kind, *element)
+        for name, (data, kind) in self.tensors.items():
+            in_head = name.startswith(f"blk.{self.num_layers}.")
+            if (in_head and head) or (not in_head and not only_head):
+                raw = None if kind == "F32" else gguf.GGMLQuantizationType[kind]
+                writer.add_tensor(name, np.ascontiguousarray(data), raw_dtype=raw)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
