@@ -1,0 +1,253 @@
+"""The vocabulary in the metadata of a GGUF file, `tokenizer.ggml.*`, brought into the form of a tokenizer.json.
+
+Two kinds: "gpt2" is byte-level BPE with its merges in the file; "llama" is SentencePiece, where the pair that makes the
+token of the highest score is merged first. The format says nothing of white space around added tokens, and names no
+normalizer: that of the models of the same `pre` is taken, unless a key of our own names one. Knows no files.
+"""
+
+import math
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any
+
+from headlong.errors import CheckpointError
+from headlong.text.gguf_splitting import SPLITTINGS, pre_tokenizer
+
+PREFIX = "tokenizer.ggml."
+NORMALIZER_KEY = "headlong.tokenizer.normalizer"
+SPECIAL_ID_KEYS = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "sep_token": "seperator_token_id",
+    "pad_token": "padding_token_id",
+    "cls_token": "cls_token_id",
+    "mask_token": "mask_token_id",
+}
+"""The separator's is spelt so in the format."""
+MAX_MERGED = 256
+"""Characters of a SentencePiece token that can still come from merging; longer ones are only found whole."""
+
+_NO_TOKEN = (-1, 2**32 - 1)
+_SPACE = "\u2581"
+_LLAMA_IDS = {"bos_token": 1, "eos_token": 2, "unk_token": 0}
+"""What the format means where a "llama" vocabulary does not say."""
+
+
+class TokenType(IntEnum):
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+def tokenizer_files(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What tokenizer.json and tokenizer_config.json would hold."""
+    kind = metadata.get(PREFIX + "model")
+    if kind not in ("gpt2", "llama"):
+        raise _fault(
+            "model", f"{kind!r} is not supported; gpt2 (byte-level BPE) and llama (SentencePiece) are"
+        )
+    tokens, types = _tokens(metadata)
+    special = _special_ids(metadata, len(tokens), _LLAMA_IDS if kind == "llama" else {})
+    if kind == "gpt2":
+        body, add_bos = _byte_level(metadata, tokens)
+    else:
+        body, add_bos = _sentencepiece(metadata, tokens, types, special), True
+    add_bos = _truth(metadata, "add_bos_token", add_bos)
+    add_eos = _truth(metadata, "add_eos_token", False)
+    config: dict[str, Any] = {"add_bos_token": add_bos, "add_eos_token": add_eos}
+    config |= {name: tokens[id] for name, id in special.items()}
+    if (template := _chat_template(metadata)) is not None:
+        config["chat_template"] = template
+    whole = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added_tokens(tokens, types, {special.get("bos_token"), special.get("eos_token")}),
+        "post_processor": _around(tokens, special, add_bos, add_eos),
+    }
+    return whole | body, config
+
+
+def _fault(key: str, what: str) -> CheckpointError:
+    return CheckpointError(f"metadata key '{PREFIX}{key}': {what}")
+
+
+def _array(
+    metadata: Mapping[str, Any], key: str, kinds: tuple[type, ...], length: int | None = None
+) -> list[Any]:
+    values = metadata.get(PREFIX + key)
+    if not isinstance(values, list) or not all(type(value) in kinds for value in values):
+        raise _fault(key, f"must be an array of {kinds[0].__name__}; convert the model again")
+    if length is not None and len(values) != length:
+        raise _fault(key, f"{len(values)} entries for {length} tokens; convert the model again")
+    return values
+
+
+def _truth(metadata: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = metadata.get(PREFIX + key, default)
+    if not isinstance(value, bool):
+        raise _fault(key, f"must be true or false, found {value!r}")
+    return value
+
+
+def _tokens(metadata: Mapping[str, Any]) -> tuple[list[str], list[int]]:
+    """Tokens and their types, without the unused ones that fill the end of the embedding."""
+    tokens = _array(metadata, "tokens", (str,))
+    types: list[int] = [TokenType.NORMAL] * len(tokens)
+    if PREFIX + "token_type" in metadata:
+        types = _array(metadata, "token_type", (int,), len(tokens))
+    size = len(tokens)
+    while size and types[size - 1] == TokenType.UNUSED:
+        size -= 1
+    seen = {token: id for id, token in reversed(list(enumerate(tokens[:size])))}
+    for id, token in enumerate(tokens[:size]):
+        if token and seen[token] != id:
+            raise _fault(
+                "tokens", f"tokens {seen[token]} and {id} are both {token!r}; convert the model again"
+            )
+    return tokens[:size], types[:size]
+
+
+def _special_ids(metadata: Mapping[str, Any], size: int, defaults: Mapping[str, int]) -> dict[str, int]:
+    ids = {name: id for name, id in defaults.items() if id < size}
+    for name, key in SPECIAL_ID_KEYS.items():
+        value = metadata.get(PREFIX + key)
+        if value is None or value in _NO_TOKEN:
+            continue
+        total = len(metadata[PREFIX + "tokens"])
+        if type(value) is not int or not 0 <= value < total:
+            raise _fault(key, f"must be one of the {total} token ids, found {value!r}")
+        if value < size:  # some files pad with an unused token, which is no text
+            ids[name] = value
+    return ids
+
+
+def _added_tokens(tokens: list[str], types: list[int], ends: set[int | None]) -> list[dict[str, Any]]:
+    """Tokens that are found in the text as they are written; `ends` are special whatever their type."""
+    special = (TokenType.CONTROL, TokenType.UNKNOWN)
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return [
+        {"id": id, "content": token, **flags, "special": kind in special or id in ends}
+        for id, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if token and (kind in special or kind == TokenType.USER_DEFINED or id in ends)
+    ]
+
+
+def _around(
+    tokens: list[str], special: dict[str, int], add_bos: bool, add_eos: bool
+) -> dict[str, Any] | None:
+    """The post-processor that puts the first and last token around a text."""
+    ends: list[str | None] = []
+    for name, wanted in (("bos_token", add_bos), ("eos_token", add_eos)):
+        if wanted and name not in special:
+            raise _fault(f"add_{name}", f"is true, but the file has no '{PREFIX}{SPECIAL_ID_KEYS[name]}'")
+        ends.append(tokens[special[name]] if wanted else None)
+    if ends == [None, None]:
+        return None
+    before, after = ([] if end is None else [{"SpecialToken": {"id": end, "type_id": 0}}] for end in ends)
+    single = [*before, {"Sequence": {"id": "A", "type_id": 0}}, *after]
+    table = {end: {"id": end, "ids": [tokens.index(end)], "tokens": [end]} for end in ends if end is not None}
+    pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": table}
+
+
+def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[dict[str, Any], bool]:
+    """Also whether text gets the first token where the file does not say."""
+    pre = metadata.get(PREFIX + "pre", "default")
+    if not isinstance(pre, str) or pre not in SPLITTINGS:
+        raise _fault("pre", f"{pre!r} is not known; known are {', '.join(SPLITTINGS)}")
+    splitting = SPLITTINGS[pre]
+    normalizer = metadata.get(NORMALIZER_KEY, splitting.normalizer)
+    if normalizer not in ("none", "NFC"):
+        raise CheckpointError(
+            f"metadata key '{NORMALIZER_KEY}': {normalizer!r} is not known; none and NFC are"
+        )
+    merges: list[tuple[str, str]] = []
+    for merge in _array(metadata, "merges", (str,)):
+        # A token may begin with the space, never end before it.
+        cut = merge.find(" ", 1)
+        if cut < 0:
+            raise _fault(
+                "merges", f"{merge!r} is not two tokens with a space between; convert the model again"
+            )
+        merges.append((merge[:cut], merge[cut + 1 :]))
+    model = {"type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": False, "byte_fallback": False}
+    model |= {"continuing_subword_prefix": None, "end_of_word_suffix": None}
+    model |= {"ignore_merges": splitting.ignore_merges, "vocab": _ids(tokens), "merges": merges}
+    body = {
+        "normalizer": None if normalizer == "none" else {"type": normalizer},
+        "pre_tokenizer": pre_tokenizer(splitting),
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": False,
+            "use_regex": False,
+        },
+        "model": model,
+    }
+    return body, splitting.add_bos
+
+
+def _sentencepiece(
+    metadata: Mapping[str, Any], tokens: list[str], types: list[int], special: dict[str, int]
+) -> dict[str, Any]:
+    scores = _array(metadata, "scores", (float, int))[: len(tokens)]
+    if len(scores) != len(tokens) or not all(map(math.isfinite, scores)):
+        raise _fault(
+            "scores", f"must be a finite number for each of {len(tokens)} tokens; convert the model again"
+        )
+    prefix = _truth(metadata, "add_space_prefix", True)
+    unknown = tokens[special["unk_token"]] if "unk_token" in special else None
+    model = {"type": "BPE", "dropout": None, "unk_token": unknown, "fuse_unk": True, "byte_fallback": True}
+    model |= {"continuing_subword_prefix": None, "end_of_word_suffix": None, "ignore_merges": False}
+    model |= {"vocab": _ids(tokens), "merges": _merges_of_scores(tokens, types, scores)}
+    escape = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    prepend = [{"type": "Prepend", "prepend": _SPACE}] if prefix else []
+    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
+    unescape = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
+    stages = [unescape, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": [*prepend, escape]},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": stages},
+        "model": model,
+    }
+
+
+def _ids(tokens: list[str]) -> dict[str, int]:
+    return {token: id for id, token in enumerate(tokens) if token}
+
+
+def _merges_of_scores(tokens: list[str], types: list[int], scores: list[float]) -> list[tuple[str, str]]:
+    """Every way to make a token of two, the token of the highest score first.
+
+    SentencePiece merges the leftmost of the pairs with one score. A list of merges has no equal ranks, so where two
+    overlapping pairs make the same token (`a aa` and `aa a`) the order of their ids decides instead.
+    """
+    whole = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE)
+    ids = {token: id for id, token in enumerate(tokens) if token and types[id] not in whole}
+    ways: list[tuple[float, int, int]] = []
+    for token, id in ids.items():
+        if len(token) <= MAX_MERGED:
+            for cut in range(1, len(token)):
+                left, right = ids.get(token[:cut]), ids.get(token[cut:])
+                if left is not None and right is not None:
+                    ways.append((-scores[id], left, right))
+    return [(tokens[left], tokens[right]) for _, left, right in sorted(ways)]
+
+
+def _chat_template(metadata: Mapping[str, Any]) -> str | list[dict[str, str]] | None:
+    """The template, or as tokenizer_config.json has them several by name, the unnamed one as `default`."""
+    key = "tokenizer.chat_template"
+    named = {"default": metadata.get(key)}
+    named |= {
+        name.removeprefix(key + "."): text for name, text in metadata.items() if name.startswith(key + ".")
+    }
+    templates = [{"name": name, "template": text} for name, text in named.items() if isinstance(text, str)]
+    if [entry["name"] for entry in templates] == ["default"]:
+        return templates[0]["template"]
+    return templates or None
