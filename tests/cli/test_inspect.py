@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from headlong.checkpoint.source import EMBEDDED
 from headlong.cli.modules import ranges
+from headlong.quant import rtn
 from support.command import Headlong
 
 
@@ -40,7 +41,9 @@ def test_json_of_the_embedded_model(headlong: Headlong, tensors: dict[str, torch
         *("modules", "skipped", "state", "head"),
     }
     assert found["servable"] and found["reason"] is None
+    verdict = found["head"].pop("verdict")
     assert found["head"] == {"usable": True, "reason": None}
+    assert verdict == "usable head, 4.0 MB (BF16), drafts up to 8 tokens a step"
     assert found["architecture"]["layers"] == {"linear_attention": 6, "full_attention": 2}
     on_disk = {
         part: sum(t.nbytes for name, t in tensors.items() if name.startswith("mtp.") == (part == "head"))
@@ -57,6 +60,38 @@ def test_json_of_the_embedded_model(headlong: Headlong, tensors: dict[str, torch
     assert found["state"]["recurrent_bytes_per_sequence"] > 0
     every = json.loads(headlong("inspect", "--json", "--all").out)["modules"]
     assert len(every) == len(tensors) and all(m["count"] == 1 for m in every)
+
+
+def test_packed_modules_and_reasons(
+    headlong: Headlong, tensors: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    stored = {}
+    for name, weight in tensors.items():
+        parts = {"weight": weight}
+        if "mlp" in name and name.startswith("model."):
+            _, parts = rtn.quantize(weight, "fp8_block")
+        stem = name.removesuffix("weight")
+        stored |= {stem + part if name.endswith("weight") else name: tensor for part, tensor in parts.items()}
+    claims = {"quant_method": "fp8", "modules_to_not_convert": ["lm_head"]}
+    write_model(tmp_path, stored, quantization_config=claims)
+    found = json.loads(headlong("inspect", str(tmp_path), "--json", "--context", "100", "--batch", "3").out)
+    modules = {module["name"]: module for module in found["modules"]}
+    down = modules["layers.0-2,4-6.mlp.down_proj.weight"]
+    assert (down["format"], down["kernel"], down["device"]) == ("fp8 128x128", "unpack by tile", "cpu")
+    assert 8 < down["bits"] < 8.01 and "weight F8_E4M3, weight_scale_inv BF16" in down["reason"]
+    out = modules["layers.0-2,4-6.linear_attn.out_proj.weight"]
+    assert (
+        out["format"] == "BF16"
+        and "the config says fp8 (quant_method 'fp8'), the tensors are bf16" in out["reason"]
+    )
+    head = modules["mtp.layers.0.mlp.down_proj.weight"]
+    assert head["format"] == "BF16" and "the tensors are bf16" in head["reason"]
+    state = found["state"]
+    assert state["kv_bytes"] == 300 * state["kv_bytes_per_token"]
+    assert state["recurrent_bytes"] == 3 * state["recurrent_bytes_per_sequence"]
+    assert headlong("inspect", str(tmp_path), "--batch", "0").code == 2
+    shown = headlong("inspect", str(tmp_path), "--draft-quantization", "int4").out
+    assert "packed on load as int4" in shown and "for 1 sequence of 4096 tokens on cpu" in shown
 
 
 def test_state_follows_the_dtype(headlong: Headlong) -> None:
@@ -99,10 +134,17 @@ def test_head_broken(headlong: Headlong, tensors: dict[str, torch.Tensor], tmp_p
     folder = write_model(tmp_path, broken)
     done = headlong("inspect", folder, "--json")
     found = json.loads(done.out)
-    assert done.code == 1 and not found["servable"]
-    assert "mtp.fc.weight" in found["head"]["reason"] and "--mtp off" in found["reason"]
+    assert done.code == 0 and found["servable"] and not found["head"]["usable"]
+    assert (
+        found["head"]["verdict"].startswith("no drafting: ") and "mtp.fc.weight" in found["head"]["verdict"]
+    )
     assert found["state"] is not None
-    assert headlong("inspect", folder, "--mtp", "off").code == 0
+    insisting = headlong("inspect", folder, "--mtp", "on", "--json")
+    found = json.loads(insisting.out)
+    assert insisting.code == 1 and not found["servable"]
+    assert "mtp.fc.weight" in found["head"]["reason"] and "--mtp off" in found["reason"]
+    ran = headlong("run", folder, "--max-tokens", "4", "Hello")
+    assert ran.code == 0 and "MTP off" in ran.err and "mtp.fc.weight" in ran.err
 
 
 def test_target_broken(headlong: Headlong, tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ SPECIAL = {
     ),
     "served_names": ("one, two", ("one", "two")),
     "dtype": ("float32", "float32"),
+    "draft_dtype": ("float32", "float32"),
     "max_models": ("3", 3),
     "page_size": ("64", 64),
     "max_draft_tokens": ("6", 6),

@@ -140,15 +140,15 @@ def _conditions(
 ) -> dict[str, Any]:
     import torch
 
-    weights = llm.engine.model.embedding
+    ops = llm.engine.model.ops
     return {
         "headlong": headlong.__version__,
         "commit": _commit(),
         "torch": torch.__version__,
         "model": args.model or llm.service.folder.name,
-        "device": str(weights.device),
-        "device_name": torch.cuda.get_device_name(weights.device) if weights.is_cuda else None,
-        "dtype": str(weights.dtype).removeprefix("torch."),
+        "device": str(ops.device),
+        "device_name": torch.cuda.get_device_name(ops.device) if ops.device.type == "cuda" else None,
+        "dtype": str(ops.dtype).removeprefix("torch."),
         "torch_threads": torch.get_num_threads(),
         "prompts_from": args.prompts or "built-in",
         "prompts": num_prompts,

@@ -3,32 +3,43 @@
 Joins the headers with the model they should fit. Knows no terminal; `inspect` prints what is found here.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from headlong.checkpoint import source
 from headlong.checkpoint.checkpoint import Checkpoint
+from headlong.checkpoint.detect import HEAD
 from headlong.checkpoint.load import Expectations
 from headlong.checkpoint.names import NameMap
 from headlong.cli.modules import Module, list_modules
 from headlong.config import EngineConfig
-from headlong.engine.build import HEAD, Blueprint, survey
+from headlong.engine.build import Blueprint, survey
 from headlong.errors import HeadError, HeadlongError
 from headlong.layers.weights import Scope
 from headlong.models.config import ModelConfig
-from headlong.ops.registry import Ops, default_dtype
+from headlong.ops.registry import Ops
 from headlong.progress import ProgressFn
 from headlong.state.layer import bytes_per_slot, bytes_per_token
 
 
 @dataclass(frozen=True)
 class StateCost:
-    """What a running sequence takes, in the dtypes this machine would use."""
+    """What running sequences take, in the dtypes this machine would use; totals for `batch` of `context` tokens."""
 
     dtype: str
     max_drafts: int
     kv_bytes_per_token: int
     recurrent_bytes_per_sequence: int
+    context: int
+    batch: int
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.kv_bytes_per_token * self.context * self.batch
+
+    @property
+    def recurrent_bytes(self) -> int:
+        return self.recurrent_bytes_per_sequence * self.batch
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,7 @@ class Facts:
 
     folder: Path
     reason: str | None
+    device: str = ""
     model_type: str | None = None
     config: ModelConfig | None = None
     modules: list[Module] = field(default_factory=list)
@@ -75,26 +87,37 @@ class Facts:
         return sum(module.parameters for module in self.modules if module.in_head == head)
 
 
-def gather(model: str | None, config: EngineConfig, progress: ProgressFn, *, every: bool) -> Facts:
+def gather(
+    model: str | None,
+    config: EngineConfig,
+    progress: ProgressFn,
+    *,
+    every: bool,
+    context: int | None = None,
+    batch: int = 1,
+) -> Facts:
     """Raises only where there is no such model; one that is damaged or unsupported is described."""
     folder = source.resolve(model, progress=progress)
+    device = config.resolve_device()
     try:
         checkpoint = Checkpoint.open(folder)
         names = NameMap(checkpoint)
     except HeadlongError as error:
         return Facts(folder, str(error))
     blueprint, head, reason = _judge(checkpoint, config)
+    ops = None if blueprint is None else Ops(blueprint.dtype(device), device)
     return Facts(
         folder=folder,
         reason=reason,
+        device=str(device),
         model_type=str(checkpoint.config.get("model_type", "unknown")),
         config=None if blueprint is None else blueprint.config,
-        modules=list_modules(checkpoint, names, every=every),
+        modules=list_modules(names, blueprint, ops, every=every),
         skipped=[
             SkippedTensors(why, len(tensors), sum(checkpoint.tensors[name].nbytes for name in tensors))
             for why, tensors in names.skipped.items()
         ],
-        state=None if blueprint is None else _state_cost(blueprint, config),
+        state=None if blueprint is None or ops is None else _state_cost(blueprint, ops, context, batch),
         head=head,
     )
 
@@ -102,30 +125,30 @@ def gather(model: str | None, config: EngineConfig, progress: ProgressFn, *, eve
 def _judge(checkpoint: Checkpoint, config: EngineConfig) -> tuple[Blueprint | None, HeadFacts, str | None]:
     """(the fit, the head, why it cannot be served). A head at fault still leaves the target's fit."""
     try:
-        blueprint = survey(checkpoint, config.mtp)
+        blueprint = survey(checkpoint, config)
     except HeadError as error:
         reason = f"{error}\n`--mtp off` serves it without drafting"
-        return survey(checkpoint, "off"), HeadFacts(False, str(error)), reason
+        return survey(checkpoint, replace(config, mtp="off")), HeadFacts(False, str(error)), reason
     except HeadlongError as error:
         return None, NO_TARGET, str(error)
     return blueprint, HeadFacts(blueprint.head_refusal is None, blueprint.head_refusal), None
 
 
-def _state_cost(blueprint: Blueprint, config: EngineConfig) -> StateCost:
+def _state_cost(blueprint: Blueprint, ops: Ops, context: int | None, batch: int) -> StateCost:
     """Builds the model once more on tensors without data, to ask its layers what they keep."""
-    dtype = config.resolve_dtype() or default_dtype(config.resolve_device(), blueprint.stored_dtype)
     expectations = Expectations(blueprint.names)
-    ops = Ops(dtype, expectations.device)
-    scope = Scope(expectations, ops)
-    specs = blueprint.architecture.model(blueprint.config, scope).state_specs
+    dry = Ops(ops.dtype, expectations.device)
+    specs = blueprint.architecture.model(blueprint.config, Scope(expectations, dry)).state_specs
     max_drafts = 0
     if blueprint.head_refusal is None:
-        max_drafts = config.max_draft_tokens
-        specs |= blueprint.architecture.head(blueprint.config, Scope(expectations, ops, HEAD)).state_specs
+        max_drafts = blueprint.options.max_draft_tokens
+        specs |= blueprint.architecture.head(blueprint.config, Scope(expectations, dry, HEAD)).state_specs
     layers = list(specs.values())
     return StateCost(
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=str(ops.dtype).removeprefix("torch."),
         max_drafts=max_drafts,
-        kv_bytes_per_token=bytes_per_token(layers, dtype),
+        kv_bytes_per_token=bytes_per_token(layers, ops.dtype),
         recurrent_bytes_per_sequence=bytes_per_slot(layers, max_drafts, ops.activation_dtype),
+        context=min(context or blueprint.config.max_position, blueprint.config.max_position),
+        batch=batch,
     )

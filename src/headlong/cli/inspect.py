@@ -13,7 +13,7 @@ from headlong.progress import default_progress
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from headlong.cli.facts import Facts
+    from headlong.cli.facts import Facts, StateCost
 
 EXIT_NOT_SERVABLE = 1
 EPILOG = """\
@@ -40,6 +40,13 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--all", action="store_true", help="list every tensor, not one line per kind of layer"
     )
+    parser.add_argument(
+        "--context",
+        type=options.whole,
+        metavar="N",
+        help="count the state of sequences this long (default: all)",
+    )
+    parser.add_argument("--batch", type=options.whole, metavar="N", help="and this many of them (default: 1)")
     options.add_engine(parser)
     parser.set_defaults(execute=execute)
 
@@ -47,10 +54,16 @@ def add_parser(commands: Any) -> None:
 def execute(args: argparse.Namespace) -> int:
     from headlong.cli.facts import gather
     from headlong.config import EngineConfig
+    from headlong.errors import ConfigError
 
     config = EngineConfig(**options.engine_options(args))
     config.resolve_device()
-    facts = gather(args.model, config, default_progress(), every=args.all)
+    for name in ("context", "batch"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            raise ConfigError(f"--{name} must be at least 1, not {getattr(args, name)}")
+    facts = gather(
+        args.model, config, default_progress(), every=args.all, context=args.context, batch=args.batch or 1
+    )
     if args.json:
         print(json.dumps(as_json(facts), indent=2))
     else:
@@ -71,9 +84,13 @@ def as_json(facts: "Facts") -> dict[str, Any]:
                 "name": module.name,
                 "part": "head" if module.in_head else "target",
                 "format": module.format,
+                "bits": round(module.bits, 3),
                 "shape": list(module.shape),
                 "count": module.count,
                 "bytes": module.nbytes,
+                "kernel": module.kernel,
+                "device": module.device,
+                "reason": module.reason,
             }
             for module in facts.modules
         ],
@@ -81,9 +98,25 @@ def as_json(facts: "Facts") -> dict[str, Any]:
             {"reason": skipped.reason, "count": skipped.count, "bytes": skipped.nbytes}
             for skipped in facts.skipped
         ],
-        "state": None if facts.state is None else asdict(facts.state),
-        "head": asdict(facts.head),
+        "state": None if facts.state is None else _state(facts.state),
+        "head": asdict(facts.head) | {"verdict": _verdict(facts)},
     }
+
+
+def _state(state: "StateCost") -> dict[str, Any]:
+    return asdict(state) | {"kv_bytes": state.kv_bytes, "recurrent_bytes": state.recurrent_bytes}
+
+
+def _verdict(facts: "Facts") -> str:
+    """The head in one sentence."""
+    if not facts.head.usable:
+        return f"no drafting: {facts.head.reason}"
+    from rich.filesize import decimal
+
+    modules = [module for module in facts.modules if module.in_head]
+    formats = sorted({module.format for module in modules if module.kernel is not None})
+    size, drafts = decimal(facts.nbytes(head=True)), facts.state.max_drafts if facts.state else 0
+    return f"usable head, {size} ({', '.join(formats)}), drafts up to {drafts} tokens a step"
 
 
 def _architecture(facts: "Facts") -> dict[str, Any] | None:
@@ -110,6 +143,9 @@ def _print(facts: "Facts") -> None:
     out.print(_architecture_line(facts))
     if facts.modules:
         out.print(_table(facts))
+    for reason, names in _reasons(facts).items():
+        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        out.print(f"why:    {names[0]}{others}: {reason}")
     for part, in_head in (("target", False), ("head", True)):
         nbytes, count = facts.nbytes(head=in_head), facts.parameters(head=in_head)
         out.print(f"{part + ':':<8}{decimal(nbytes)}, {count:,} parameters")
@@ -118,13 +154,18 @@ def _print(facts: "Facts") -> None:
             f"skipped: {summary.counted(skipped.count, 'tensor')}, {decimal(skipped.nbytes)} ({skipped.reason})"
         )
     if facts.state is not None:
-        state = facts.state
+        state, weights = facts.state, facts.nbytes(head=False) + facts.nbytes(head=True)
         out.print(
             f"state:  {decimal(state.kv_bytes_per_token)} of keys and values per token, "
             f"{decimal(state.recurrent_bytes_per_sequence)} of recurrent state per sequence "
             f"(in {state.dtype}, drafts up to {state.max_drafts})"
         )
-    out.print("MTP:    usable head" if facts.head.usable else f"MTP:    no drafting: {facts.head.reason}")
+        out.print(
+            f"memory: {decimal(weights + state.kv_bytes + state.recurrent_bytes)} = {decimal(weights)} weights + "
+            f"{decimal(state.kv_bytes)} keys and values + {decimal(state.recurrent_bytes)} recurrent state, "
+            f"for {summary.counted(state.batch, 'sequence')} of {state.context} tokens on {facts.device}"
+        )
+    out.print(f"MTP:    {_verdict(facts)}")
     out.print("can be served" if facts.servable else f"cannot be served: {facts.reason}")
 
 
@@ -143,13 +184,23 @@ def _architecture_line(facts: "Facts") -> str:
     )
 
 
+def _reasons(facts: "Facts") -> dict[str, list[str]]:
+    """Every reason once, with the modules it holds for."""
+    found: dict[str, list[str]] = {}
+    for module in facts.modules:
+        if module.reason:
+            found.setdefault(module.reason, []).append(module.name)
+    return found
+
+
 def _table(facts: "Facts") -> "Table":
     from rich.filesize import decimal
     from rich.table import Table
 
-    table = Table("module", "format", "shape", "count", "bytes")
-    for column, justify in zip(table.columns, ("left", "left", "left", "right", "right"), strict=True):
-        column.justify = justify
+    columns = ("module", "format", "bits", "shape", "count", "bytes", "kernel")
+    table = Table(*columns)
+    for column in table.columns:
+        column.justify = "right" if column.header in ("bits", "count", "bytes") else "left"
         column.overflow = "fold"
     before = None
     for module in facts.modules:
@@ -157,5 +208,13 @@ def _table(facts: "Facts") -> "Table":
             table.add_section()
         before = module.group
         shape = " x ".join(str(size) for size in module.shape)
-        table.add_row(module.name, module.format, shape, str(module.count), decimal(module.nbytes))
+        table.add_row(
+            module.name,
+            module.format,
+            f"{module.bits:.4g}",
+            shape,
+            str(module.count),
+            decimal(module.nbytes),
+            module.kernel or "",
+        )
     return table

@@ -11,15 +11,27 @@ import sys
 from collections.abc import Sequence
 
 from headlong import __version__
-from headlong.cli import bench, bench_serve, chat, inspect, keys, models, run, serve
+from headlong.cli import (
+    bench,
+    bench_serve,
+    chat,
+    convert,
+    head,
+    inspect,
+    keys,
+    models,
+    quantize,
+    run,
+    serve,
+)
 from headlong.cli.options import Parser
 from headlong.errors import HeadlongError
 
 EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 2, 130, 141
-COMMANDS = (run, chat, serve, keys, inspect, models, bench, bench_serve)
+COMMANDS = (run, chat, serve, keys, inspect, models, head, convert, quantize, bench, bench_serve)
 EPILOG = """\
-MODEL is a folder, a Hugging Face repository id such as Qwen/Qwen3.5-0.8B, or nothing for the model that
-comes with Headlong.
+MODEL is a folder, a .gguf file, a Hugging Face repository id such as Qwen/Qwen3.5-0.8B, or nothing for
+the model that comes with Headlong.
 
 examples:
   headlong run "Write a short story about a shy dragon."
@@ -27,6 +39,7 @@ examples:
   headlong chat --show-drafts
   headlong serve --port 8080
   headlong inspect Qwen/Qwen3.5-0.8B
+  headlong graft ./model-int4 ./model -o ./model-int4-mtp
   headlong bench --draft-tokens 0,1,2,3
 """
 

@@ -1,54 +1,112 @@
-"""Tensors as rows of a table, layers that are alike in one row. Reads names and headers only."""
+"""Modules as rows of a table, layers and experts that are alike in one row. Reads names and headers only."""
 
 import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from headlong.checkpoint.checkpoint import Checkpoint
+from headlong.checkpoint.detect import HEAD
 from headlong.checkpoint.names import NameMap
-from headlong.engine.build import HEAD
+from headlong.checkpoint.tensor_info import TensorInfo
+from headlong.engine.build import Blueprint
+from headlong.ops.registry import Ops
+from headlong.quant.format import Format
+from headlong.quant.plain import PlainFormat
 
 _IN_LAYER = re.compile(r"(?P<stack>(?:.*\.)?layers)\.(?P<index>\d+)\.(?P<rest>.+)")
+_EXPERT = re.compile(r"(?P<stack>.*\.experts)\.(?P<index>\d+)\.(?P<rest>.+)")
 
 
 @dataclass(frozen=True)
 class Module:
-    """One tensor by its canonical name, or `count` alike; `shape` is that of one, the totals are of all."""
+    """One matrix or vector by its canonical name, or `count` alike; `shape` is that of one, the totals are of all.
+    `kernel` is who multiplies it, None for what is not multiplied; `reason` says how the format was told."""
 
     name: str
     group: str
     """Modules with the same group stand together."""
     format: str
+    bits: float
     shape: tuple[int, ...]
     count: int
     nbytes: int
     parameters: int
+    kernel: str | None = None
+    device: str | None = None
+    reason: str = ""
 
     @property
     def in_head(self) -> bool:
         return self.name.startswith(HEAD)
 
 
-def list_modules(checkpoint: Checkpoint, names: NameMap, *, every: bool) -> list[Module]:
-    """The tensors that may be loaded, the target's before the head's; `every` keeps layers apart."""
-    singles = sorted(_singles(checkpoint, names), key=lambda module: _order(module.name))
-    return singles if every else _grouped(singles)
+def list_modules(
+    names: NameMap, blueprint: Blueprint | None, ops: Ops | None, *, every: bool
+) -> list[Module]:
+    """What may be loaded, the target's before the head's; `every` keeps layers and experts apart. Without a blueprint
+    (the model does not fit) every tensor is a row of its own."""
+    singles = sorted(_singles(names, blueprint, ops), key=lambda module: _order(module.name))
+    return singles if every else _grouped(_experts_joined(singles))
 
 
-def _singles(checkpoint: Checkpoint, names: NameMap) -> Iterator[Module]:
-    for name, disk_names in names.sources.items():
-        infos = [checkpoint.tensors[disk] for disk in disk_names]
-        fused = names.fused.get(name)
-        yield Module(
-            name=name,
-            group=HEAD if name.startswith(HEAD) else "",
-            format="+".join(sorted({info.dtype for info in infos})),
-            shape=(fused.shape or ()) if fused is not None else infos[0].shape,
-            count=1,
-            nbytes=sum(info.nbytes for info in infos),
-            parameters=sum(math.prod(info.shape) for info in infos),
-        )
+def _singles(names: NameMap, blueprint: Blueprint | None, ops: Ops | None) -> Iterator[Module]:
+    described: set[str] = set()
+    if blueprint is not None and ops is not None:
+        for name, format in blueprint.formats.items():
+            infos = names.parts(name)
+            described |= {info.name for info in infos.values()}
+            yield _matrix(name, infos, format, blueprint, ops)
+    for name, info in names.sources.items():
+        if info.name not in described:
+            yield Module(
+                name=name,
+                group=_group(name),
+                format=info.dtype,
+                bits=8 * info.nbytes / max(math.prod(info.shape), 1),
+                shape=info.shape,
+                count=1,
+                nbytes=info.nbytes,
+                parameters=math.prod(info.shape),
+                device=None if ops is None else str(ops.device),
+            )
+
+
+def _matrix(
+    name: str, infos: dict[str, TensorInfo], format: Format, blueprint: Blueprint, ops: Ops
+) -> Module:
+    shape = blueprint.expected[name].shape if name in blueprint.expected else infos["weight"].shape
+    parameters, nbytes = math.prod(shape), sum(info.nbytes for info in infos.values())
+    found = ", ".join(f"{part} {info.dtype}" for part, info in infos.items())
+    said = blueprint.detector.disagreements.get(name.removesuffix(".weight"))
+    unused = [f"{part}: {why}" for part, why in format.unused.items() if part in infos]
+    is_packed = not isinstance(format, PlainFormat)
+    dtype, repacked = ops.dtype, None
+    if name.startswith(HEAD):
+        dtype, repacked = blueprint.head_dtype(ops.device), blueprint.repacked_head
+        is_packed = is_packed if repacked is None else repacked != "none"
+    kernel, why = ops.explain_linear(dtype, packed=is_packed)
+    kernel = "lookup" if name.startswith("embed_tokens") else kernel
+    return Module(
+        name=name,
+        group=_group(name),
+        format=infos["weight"].dtype if isinstance(format, PlainFormat) else format.label,
+        bits=8 * nbytes / max(parameters, 1),
+        shape=shape,
+        count=1,
+        nbytes=nbytes,
+        parameters=parameters,
+        kernel=kernel,
+        device=str(ops.device),
+        reason="; ".join(part for part in (found, said, *unused, _on_load(repacked), why) if part),
+    )
+
+
+def _on_load(repacked: str | None) -> str | None:
+    return repacked and ("unpacked on load" if repacked == "none" else f"packed on load as {repacked}")
+
+
+def _group(name: str) -> str:
+    return HEAD if name.startswith(HEAD) else ""
 
 
 def _order(name: str) -> tuple[bool, bool, int]:
@@ -57,8 +115,36 @@ def _order(name: str) -> tuple[bool, bool, int]:
     return name.startswith(HEAD), match is not None, int(match["index"]) if match else 0
 
 
+def _experts_joined(singles: list[Module]) -> list[Module]:
+    """Experts of one layer that are stored one by one and are alike become one row each of gate, up and down."""
+    alike: dict[object, list[Module]] = {}
+    for module in singles:
+        match = _EXPERT.fullmatch(module.name)
+        key = (match["stack"], match["rest"], module.format, module.shape) if match else module.name
+        alike.setdefault(key, []).append(module)
+    return [
+        modules[0] if len(modules) == 1 else _joined(modules, _range_name(_EXPERT, modules))
+        for modules in alike.values()
+    ]
+
+
+def _range_name(pattern: re.Pattern[str], modules: list[Module]) -> str:
+    matches = [match for module in modules if (match := pattern.fullmatch(module.name))]
+    return f"{matches[0]['stack']}.{ranges(int(match['index']) for match in matches)}.{matches[0]['rest']}"
+
+
+def _joined(modules: list[Module], name: str) -> Module:
+    return replace(
+        modules[0],
+        name=name,
+        count=sum(module.count for module in modules),
+        nbytes=sum(module.nbytes for module in modules),
+        parameters=sum(module.parameters for module in modules),
+    )
+
+
 def _grouped(singles: list[Module]) -> list[Module]:
-    """Layers of one stack are alike when all their tensors have the same names, formats and shapes."""
+    """Layers of one stack are alike when all their modules have the same names, formats, shapes and reasons."""
     layers: dict[tuple[str, int], dict[str, Module]] = {}
     rows: list[Module] = []
     for module in singles:
@@ -73,18 +159,9 @@ def _grouped(singles: list[Module]) -> list[Module]:
         kinds.setdefault((key[0], signature), []).append(key)
     for keys in kinds.values():
         stack = f"{keys[0][0]}.{ranges(index for _, index in keys)}"
-        for rest, first in layers[keys[0]].items():
-            alike = [layers[key][rest] for key in keys]
-            rows.append(
-                replace(
-                    first,
-                    name=f"{stack}.{rest}",
-                    group=HEAD if first.in_head else stack,
-                    count=len(alike),
-                    nbytes=sum(module.nbytes for module in alike),
-                    parameters=sum(module.parameters for module in alike),
-                )
-            )
+        for rest in layers[keys[0]]:
+            joined = _joined([layers[key][rest] for key in keys], f"{stack}.{rest}")
+            rows.append(replace(joined, group=HEAD if joined.in_head else stack))
     return sorted(rows, key=lambda module: module.in_head)
 
 

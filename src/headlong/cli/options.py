@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from headlong.params import SamplingParams
 
-MODEL_HELP = "a folder or a Hugging Face repository id; without it, the embedded model"
+MODEL_HELP = "a folder, a .gguf file or a Hugging Face repository id; without it, the embedded model"
 SAMPLING = (
     "max_tokens",
     "temperature",
@@ -76,6 +76,16 @@ def add_engine(parser: argparse.ArgumentParser, *, mtp: bool = True) -> None:
             metavar="auto|on|off",
             help="auto drafts if the model has a usable head, on insists, off never drafts",
         )
+        group.add_argument(
+            "--draft-quantization",
+            metavar="FORMAT",
+            help="the head as stored (auto), unpacked (none), packed on load (fp8, int8, int4), or gptq, gptq_v2",
+        )
+        group.add_argument(
+            "--draft-dtype",
+            metavar="NAME",
+            help="what the head's unpacked matrices are kept in (default: auto)",
+        )
     group.add_argument("--device", metavar="NAME", help="auto, cpu, cuda or cuda:1 (default: auto)")
     group.add_argument(
         "--dtype", metavar="NAME", help="auto, bfloat16, float16, float32 or float64 (default: auto)"
@@ -137,7 +147,7 @@ def add_colour(parser: argparse.ArgumentParser) -> None:
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """Keywords for `LLM`, of the flags that were given."""
-    names = ("mtp", "device", "dtype", "draft_tokens")
+    names = ("mtp", "device", "dtype", "draft_tokens", "draft_quantization", "draft_dtype")
     given = {name: value for name in names if (value := getattr(args, name, None)) is not None}
     if isinstance(given.get("draft_tokens"), int):
         given["max_draft_tokens"] = deepest(given["draft_tokens"])

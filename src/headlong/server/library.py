@@ -1,6 +1,6 @@
 """The models that may be loaded by name: the embedded one, and what lies under `model_dir`.
 
-Turns names that came over the network into folders, and never into one outside. Knows nothing of engines.
+Turns names that came over the network into paths, and never into one outside. Knows nothing of engines.
 """
 
 import re
@@ -18,7 +18,7 @@ MAX_LISTED = 1000
 
 @dataclass(frozen=True)
 class Source:
-    """A model's own name, and what loads it: a folder, a repository id, or None for the embedded model."""
+    """A model's own name, and what loads it: a path, a repository id, or None for the embedded model."""
 
     id: str
     model: str | Path | None
@@ -40,14 +40,14 @@ class Library:
         if self._root is None:
             return []
         found = []
-        for folder in self._folders():
+        for folder in self._paths():
             name = folder.relative_to(self._root).as_posix()
             if self.find(name) is not None:
                 found.append(name)
         return sorted(found)[:MAX_LISTED]
 
     def find(self, name: str) -> Path | None:
-        """The folder of a model under the root; None for anything else, wherever a link may lead."""
+        """The path of a model under the root; None for anything else, wherever a link may lead."""
         if self._root is None or not _NAME.fullmatch(name):
             return None
         try:
@@ -81,12 +81,15 @@ class Library:
             return Source(name, name)
         return found
 
-    def _folders(self) -> list[Path]:
+    def _paths(self) -> list[Path]:
         assert self._root is not None
-        first = [folder for folder in self._root.iterdir() if folder.is_dir()]
-        second = [inner for folder in first if not _is_model(folder) for inner in folder.iterdir()]
-        return [*first, *second]
+        first = list(self._root.iterdir())
+        outer = [path for path in first if path.is_dir() and not _is_model(path)]
+        return [*first, *(inner for folder in outer for inner in folder.iterdir())]
 
 
-def _is_model(folder: Path) -> bool:
-    return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+def _is_model(path: Path) -> bool:
+    """A folder of safetensors, or a GGUF file that is not the head of another."""
+    if path.suffix == ".gguf" and path.is_file():
+        return not path.name.startswith("mtp-")
+    return (path / "config.json").is_file() and any(path.glob("*.safetensors"))

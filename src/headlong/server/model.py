@@ -39,7 +39,7 @@ class Model:
     def card(self, admin: bool) -> dict[str, Any]:
         """OpenAI's model object, and what else a client may want to know. Where it lies is an admin's business."""
         service = self.llm.service
-        engine, embedding = service.engine, service.engine.model.embedding
+        engine, ops = service.engine, service.engine.model.ops
         drafting = service.head_refusal is None
         depth = {"default_k": engine.drafts, "max_k": engine.max_drafts}
         details: dict[str, Any] = {
@@ -57,8 +57,8 @@ class Model:
             },
             "context": engine.max_len,
             "max_rows": self.llm.usage.slots_total,
-            "device": str(embedding.device),
-            "dtype": str(embedding.dtype).removeprefix("torch."),
+            "device": str(ops.device),
+            "dtype": str(ops.dtype).removeprefix("torch."),
         }
         if admin:
             details["folder"] = str(service.folder)

@@ -45,6 +45,8 @@ class LoadRequest(Strict):
     mtp: Literal["auto", "on", "off"] | None = None
     draft_tokens: Count | Literal["auto"] | None = None
     max_draft_tokens: Count | None = None
+    draft_quantization: str | None = Field(default=None, max_length=64)
+    draft_dtype: str | None = Field(default=None, max_length=64)
     device: str | None = Field(default=None, max_length=64)
     dtype: str | None = Field(default=None, max_length=64)
     max_rows: Count | None = None

@@ -104,6 +104,12 @@ class Settings:
     )
     draft_tokens: int | str | None = _engine("depth", "tokens drafted per step, or auto; 0 is plain decoding")
     max_draft_tokens: int | None = _engine("whole", "the deepest draft a request may ask for")
+    draft_quantization: str | None = _engine(
+        "choice",
+        "the head as stored (auto), unpacked (none), packed on load (fp8, int8, int4), or its GPTQ version",
+        choices=("auto", "none", "fp8", "int8", "int4", "gptq", "gptq_v2"),
+    )
+    draft_dtype: str | None = _engine("text", "what the head's unpacked matrices are kept in; auto as stored")
     device: str | None = _engine("text", "auto, cpu, cuda or cuda:1")
     dtype: str | None = _engine("text", "auto, bfloat16, float16, float32 or float64")
     max_rows: int | None = _engine(

@@ -1,0 +1,117 @@
+"""A GGUF file written as a folder of safetensors with its configs and tokenizer, everything unpacked into floats.
+
+Gate and up of the experts become one tensor, as this family's checkpoints have them. Knows no command line.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from headlong.checkpoint.checkpoint import CONFIG, GENERATION_CONFIG, Checkpoint
+from headlong.checkpoint.gguf_names import ROPE_FACTORS
+from headlong.checkpoint.tensor_info import TORCH_DTYPES
+from headlong.checkpoint.writing import Entry, replacing_folder, write_sharded
+from headlong.convert.reading import DOWN, GATE, UP, Experts, Source
+from headlong.convert.rope_factors import llama3_parameters
+from headlong.convert.to_gguf import SAMPLING, Written
+from headlong.errors import CheckpointError
+from headlong.progress import ProgressFn, silent
+from headlong.text.gguf_tokenizer import write_tokenizer
+
+TYPES = ("bf16", "f16", "f32")
+_DTYPE_NAMES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+
+
+def from_gguf(
+    checkpoint: Checkpoint,
+    out: Path,
+    *,
+    type: str = "bf16",
+    head_type: str | None = None,
+    force: bool = False,
+    progress: ProgressFn = silent,
+) -> Written:
+    """Writes `checkpoint`, a GGUF file, to the folder `out`. `head_type` is that of the head, by default `type`."""
+    if not checkpoint.is_gguf:
+        raise CheckpointError(f"{checkpoint.folder}: is safetensors already; name a file ending in .gguf")
+    for wanted in (type, head_type or type):
+        if wanted not in TYPES:
+            raise CheckpointError(f"type {wanted!r}: a safetensors folder takes {', '.join(TYPES)}")
+    source = Source(checkpoint)
+    notes: list[str] = []
+    with replacing_folder(out, force=force) as partial:
+        _write_json(partial / CONFIG, _config(checkpoint, source, _DTYPE_NAMES[type]))
+        if generation := _generation_config(checkpoint):
+            _write_json(partial / GENERATION_CONFIG, generation)
+        if checkpoint.metadata.get("tokenizer.ggml.model", "none") != "none":
+            write_tokenizer(checkpoint.metadata, partial)
+        else:
+            notes.append("the file has no tokenizer: the folder takes and gives token ids only")
+        entries = safetensors_entries(source, type.upper(), (head_type or type).upper())
+        write_sharded(partial, entries, {"format": "pt"}, progress)
+    nbytes = sum(entry.numel * TORCH_DTYPES[entry.dtype].itemsize for entry in entries)
+    return Written(out, nbytes, len(entries), source.has_head, notes)
+
+
+def safetensors_entries(source: Source, dtype: str, head_dtype: str) -> list[Entry]:
+    entries = []
+    for name, shape in source.shapes.items():
+        if name == ROPE_FACTORS:
+            continue  # said in the config
+        wanted = head_dtype if name.startswith("mtp.") else dtype
+        prefix, _, projection = name.removesuffix(".weight").rpartition(".")
+        if not prefix.endswith(".mlp.experts"):
+            entries.append(Entry(_disk_name(name), wanted, shape, _data(source, name)))
+        elif projection == DOWN:
+            entries.append(Entry(_disk_name(f"{prefix}.{DOWN}"), wanted, shape, _data(source, name)))
+        elif projection == GATE:
+            count, rows, columns = shape
+            fused = _disk_name(f"{prefix}.gate_up_proj")
+            entries.append(Entry(fused, wanted, (count, 2 * rows, columns), _gate_up(source, prefix)))
+    return entries
+
+
+def _disk_name(name: str) -> str:
+    return name if name.startswith(("mtp.", "lm_head.")) else f"model.{name}"
+
+
+def _data(source: Source, name: str) -> Any:
+    return (lambda: source.vector(name)) if source.is_vector(name) else (lambda: source.read_float(name))
+
+
+def _gate_up(source: Source, prefix: str) -> Any:
+    def pieces() -> Iterator[Tensor]:
+        both = (source.read_experts(Experts(prefix, projection)) for projection in (GATE, UP))
+        for gate, up in zip(*both, strict=True):
+            yield from gate
+            yield from up
+
+    return pieces
+
+
+def _config(checkpoint: Checkpoint, source: Source, dtype: str) -> dict[str, Any]:
+    config = {key: value for key, value in checkpoint.config.items() if key != "linear_value_heads_tiled"}
+    config["dtype"] = dtype
+    if source.has_head:  # which may have lain beside a file that does not know of it
+        config |= {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False}
+    if ROPE_FACTORS in source.shapes:
+        factors = source.vector(ROPE_FACTORS)
+        scaling = llama3_parameters(factors, source.config.rope_theta, source.config.rotary_dim)
+        config["rope_parameters"] = config["rope_parameters"] | scaling
+    return config
+
+
+def _generation_config(checkpoint: Checkpoint) -> dict[str, Any]:
+    metadata: Mapping[str, Any] = checkpoint.metadata
+    ids = ("bos_token_id", "eos_token_id", "pad_token_id")
+    found = {key: checkpoint.config[key] for key in ids if key in checkpoint.config}
+    keys = {name: f"general.sampling.{key}" for name, key in SAMPLING.items()}
+    sampling = {name: metadata[key] for name, key in keys.items() if key in metadata}
+    return found | ({"do_sample": True} | sampling if sampling else {})
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,122 @@
+"""A head's tensors as they are written into either container: verbatim where the container is the same, else unpacked.
+
+Safetensors names are `mtp.*`; in GGUF the head is the block after the layers. Knows what GGUF metadata say of the
+number of blocks; writes nothing itself.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from headlong.checkpoint.checkpoint import Checkpoint
+from headlong.checkpoint.detect import HEAD
+from headlong.checkpoint.gguf_config import gguf_architecture, gguf_metadata
+from headlong.checkpoint.gguf_names import LLAMA, num_main_layers
+from headlong.checkpoint.names import NameMap
+from headlong.checkpoint.tensor_info import TensorInfo, read_tensor
+from headlong.checkpoint.transforms import Transform
+from headlong.checkpoint.writing import Entry, copied
+from headlong.convert.from_gguf import safetensors_entries
+from headlong.convert.head import head_tensors, is_head_alone, sizes
+from headlong.convert.reading import Source
+from headlong.convert.to_gguf import gguf_entries
+from headlong.errors import CheckpointError
+
+UNPACKED = "BF16"
+"""What a GGUF head becomes in safetensors."""
+PER_BLOCK = (
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.recurrent_layers",
+    "feed_forward_length",
+)
+"""Keys that may hold one value for each block."""
+NO_LLAMA_HEAD = "llama.cpp knows no MTP head for a llama; name a folder, where the head lies beside the model"
+_NOT_KEPT = ("general.alignment", "split.")
+
+
+def verbatim(info: TensorInfo, name: str | None = None) -> Entry:
+    """The bytes of a tensor as they lie on disk."""
+    return Entry(name or info.name, info.dtype, info.shape, partial(copied, info))
+
+
+def safetensors_head(checkpoint: Checkpoint) -> list[Entry]:
+    """The head under `mtp.*`: verbatim, with all its parts, unless it is stored as only GGUF or MLX would."""
+    names = NameMap(checkpoint)
+    head = {name: info for name, info in names.sources.items() if name.startswith(HEAD)}
+    if any(info.file in checkpoint.gguf_layers for info in head.values()):
+        if is_head_alone(checkpoint):
+            raise CheckpointError(
+                f"{checkpoint.folder}: holds a head alone, which is unpacked only onto its model: use `headlong graft`"
+            )
+        entries = safetensors_entries(Source(checkpoint), UNPACKED, UNPACKED)
+        return [entry for entry in entries if entry.name.startswith(HEAD)]
+    return [_as_model(name, info, names.transforms.get(name)) for name, info in head.items()]
+
+
+def _as_model(name: str, info: TensorInfo, transform: Transform | None) -> Entry:
+    if transform is None:
+        return verbatim(info, name)
+
+    def data() -> Tensor:
+        return transform.to_model(read_tensor(info))
+
+    return Entry(name, info.dtype, transform.model_shape(info.shape), data)
+
+
+def head_metadata(checkpoint: Checkpoint) -> dict[str, str]:
+    """For the header of a head's own file: what it was made for, so that it fits nothing else."""
+    return {"format": "pt"} | {field: str(value) for field, value in sizes(checkpoint).items()}
+
+
+def gguf_head(checkpoint: Checkpoint, type: str) -> list[Entry]:
+    """The head as block N of a GGUF file: verbatim from GGUF, else converted, its matrices to `type`."""
+    head = head_tensors(checkpoint)
+    if all(info.file in checkpoint.gguf_layers for info in head.values()):
+        return [verbatim(info) for info in head.values()]
+    arch = architecture(checkpoint)
+    if arch == LLAMA:
+        raise CheckpointError(
+            f"{checkpoint.folder}: {NO_LLAMA_HEAD}, or a .safetensors file for the head alone"
+        )
+    source = Source(checkpoint)
+    block = f"blk.{len(source.config.layer_types)}."
+    return [entry for entry in gguf_entries(source, arch, type, type) if entry.name.startswith(block)]
+
+
+def architecture(checkpoint: Checkpoint) -> str:
+    return checkpoint.gguf_arch if checkpoint.is_gguf else gguf_architecture(checkpoint.config)
+
+
+def head_file_metadata(checkpoint: Checkpoint) -> dict[str, Any]:
+    """For a GGUF file of the head alone: all but the tokenizer, which is the model's."""
+    if not checkpoint.is_gguf:
+        return gguf_metadata(checkpoint.config, has_head=True) | {"general.type": "model"}
+    kept = {k: v for k, v in checkpoint.metadata.items() if not k.startswith("tokenizer.")}
+    return with_blocks(kept, has_head=True) | {
+        f"{checkpoint.gguf_arch}.vocab_size": checkpoint.config["vocab_size"]
+    }
+
+
+def with_blocks(metadata: Mapping[str, Any], *, has_head: bool) -> dict[str, Any]:
+    """The metadata of the same model with a head's block or without."""
+    arch, layers = metadata["general.architecture"], num_main_layers(metadata)
+    found = {key: value for key, value in metadata.items() if not key.startswith(_NOT_KEPT)}
+    found[f"{arch}.block_count"] = layers + int(has_head)
+    if has_head or f"{arch}.nextn_predict_layers" in found:
+        found[f"{arch}.nextn_predict_layers"] = int(has_head)
+    for name in PER_BLOCK:
+        values = found.get(key := f"{arch}.{name}")
+        if isinstance(values, list) and len(values) >= layers:
+            # The head's block has attention; a block without it says 0.
+            own = (
+                values[layers]
+                if len(values) > layers
+                else False
+                if name.endswith("recurrent_layers")
+                else max(values)
+            )
+            found[key] = values[:layers] + [own] * has_head
+    return found

@@ -1,0 +1,143 @@
+"""The tensors of any checkpoint as floats: unpacked, named and ordered as in a plain safetensors checkpoint.
+
+Whatever the experts are stored as, they appear as three tensors per layer, [experts, out, in] each. Nothing is read
+before it is asked for, and matrices come a few rows at a time. Knows nothing of how they will be written.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headlong.checkpoint.checkpoint import Checkpoint
+from headlong.checkpoint.detect import HEAD
+from headlong.checkpoint.load import WeightLoader
+from headlong.convert.layout import AS_IS, Order, grouped_order
+from headlong.engine.build import Blueprint, survey
+from headlong.errors import CheckpointError
+from headlong.quant.format import Weight
+
+TILE_ELEMENTS = 2**22
+EXPERTS = ".mlp.experts."
+GATE, UP, DOWN = "gate_proj", "up_proj", "down_proj"
+
+
+@dataclass(frozen=True)
+class Experts:
+    """One projection of all experts of a layer: `prefix` is `layers.0.mlp.experts`."""
+
+    prefix: str
+    projection: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.prefix}.{self.projection}.weight"
+
+
+class Source:
+    """A checkpoint that fits its model. `shapes` has every tensor by canonical name."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.blueprint = blueprint = survey(checkpoint)
+        has_head = any(name.startswith(HEAD) for name in blueprint.names.sources)
+        if has_head and blueprint.head_refusal is not None:
+            raise CheckpointError(
+                f"{checkpoint.folder}: the MTP head cannot be converted: {blueprint.head_refusal}"
+            )
+        self.has_head = has_head
+        self.config = blueprint.config
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._experts: dict[str, Experts] = {}
+        for name, need in blueprint.expected.items():
+            if EXPERTS in name:
+                self._add_experts(name.partition(EXPERTS)[0] + EXPERTS.rstrip("."))
+            else:
+                self.shapes[name] = need.shape
+        self._loader = _loader(blueprint)
+        self._tiled = bool(checkpoint.config.get("linear_value_heads_tiled"))
+
+    def _add_experts(self, prefix: str) -> None:
+        moe = self.config.moe
+        assert moe is not None
+        for projection in (GATE, UP, DOWN):
+            experts = Experts(prefix, projection)
+            inner, outer = moe.intermediate_size, moe.hidden_size
+            shape = (outer, inner) if projection == DOWN else (inner, outer)
+            self._experts[experts.name] = experts
+            self.shapes[experts.name] = (moe.num_experts, *shape)
+
+    def is_vector(self, name: str) -> bool:
+        """True for what is read at once: all that is no matrix."""
+        return name not in self._experts and self.blueprint.expected[name].kind == "vector"
+
+    def vector(self, name: str, order: Order = AS_IS) -> Tensor:
+        """A small tensor in float32, its rows in `order`."""
+        tensor = self._loader.vector(name, *self.shapes[name], dtype=torch.float32)
+        rows = self._composed(name, order).rows
+        return tensor if rows is None else tensor[rows]
+
+    def read_float(self, name: str, order: Order = AS_IS) -> Iterator[Tensor]:
+        """A matrix in float32, a few rows at a time, rows and columns in `order`; experts one after the other."""
+        if name in self._experts:
+            for expert in self.read_experts(self._experts[name]):
+                yield from expert
+            return
+        out_features, in_features = self.shapes[name]
+        weight = self._loader.matrix(name, out_features, in_features)
+        yield from _tiles(weight, 0, out_features, self._composed(name, order))
+
+    def read_experts(self, experts: Experts) -> Iterator[Iterator[Tensor]]:
+        """For each expert the rows of one projection."""
+        prefix, projection = experts.prefix, experts.projection
+        count, out_features, in_features = self.shapes[experts.name]
+        expected = self.blueprint.expected
+        if f"{prefix}.0.{projection}.weight" in expected:
+            for expert in range(count):
+                name = f"{prefix}.{expert}.{projection}.weight"
+                yield _tiles(self._loader.matrix(name, out_features, in_features), 0, out_features)
+            return
+        first, last = 0, out_features
+        if experts.name in expected:
+            weights = self._loader.experts(experts.name, count, out_features, in_features)
+        elif projection == DOWN:
+            weights = self._loader.experts(f"{prefix}.{DOWN}", count, out_features, in_features)
+        else:
+            weights = self._loader.experts(f"{prefix}.gate_up_proj", count, 2 * out_features, in_features)
+            first = 0 if projection == GATE else out_features
+            last = first + out_features
+        for weight in weights:
+            yield _tiles(weight, first, last)
+
+    def _composed(self, name: str, order: Order) -> Order:
+        """`order` of the rows as the model has them, told of the rows as they lie in the file."""
+        stored = grouped_order(name, self.config) if self._tiled else AS_IS
+        return Order(_then(stored.rows, order.rows), _then(stored.columns, order.columns))
+
+
+def _loader(blueprint: Blueprint) -> WeightLoader:
+    # Floats stay as they are stored until their rows are asked for.
+    return WeightLoader(blueprint.names, blueprint.detector, torch.float32, "cpu", keep_stored=True)
+
+
+def _then(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    if first is None or second is None:
+        return first if second is None else second
+    return first[second]
+
+
+def _tiles(weight: Weight, first: int, last: int, order: Order = AS_IS) -> Iterator[Tensor]:
+    step = max(
+        1,
+        TILE_ELEMENTS // weight.shape[-1]
+        if isinstance(weight, Tensor)
+        else TILE_ELEMENTS // weight.in_features,
+    )
+    for at in range(first, last, step):
+        end = min(at + step, last)
+        if order.rows is not None:
+            rows = order.rows[at:end]
+            tile = weight[rows] if isinstance(weight, Tensor) else weight.dequantize_rows(rows)
+        else:
+            tile = weight[at:end] if isinstance(weight, Tensor) else weight.dequantize(at, end)
+        yield tile.float() if order.columns is None else tile.float()[:, order.columns]

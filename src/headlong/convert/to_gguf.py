@@ -1,0 +1,185 @@
+"""A checkpoint written as one GGUF file that llama.cpp reads, the MTP head as the block after the layers.
+
+Decides what is stored in which type; names, values and metadata are told by `checkpoint`. Knows no command line.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gguf import LlamaFileType
+
+from headlong.checkpoint.checkpoint import Checkpoint
+from headlong.checkpoint.gguf_config import gguf_architecture, gguf_metadata
+from headlong.checkpoint.gguf_names import LLAMA, ROPE_FACTORS, disk, transform
+from headlong.checkpoint.gguf_writing import block_elements, gguf_nbytes, write_gguf
+from headlong.checkpoint.strict_json import read_object
+from headlong.checkpoint.writing import Entry, replacing
+from headlong.convert.layout import disk_order
+from headlong.convert.reading import Source
+from headlong.errors import CheckpointError
+from headlong.progress import ProgressFn, silent
+from headlong.text.gguf_tokenizer import gguf_tokenizer_fields
+
+log = logging.getLogger(__name__)
+TYPES = ("bf16", "f16", "f32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
+WHOLE = (".ssm_conv1d.weight", ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight")
+"""Matrices that llama.cpp wants in float32, besides all vectors: convolutions and the routers of experts."""
+WIDE = ("token_embd.weight", "output.weight")
+"""Read or multiplied for every token; below eight bits they cost more than they save."""
+QUANTIZATION_VERSION = 2
+SAMPLING = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+"""Fields of generation_config.json, and what follows `general.sampling.` in a GGUF file."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written. `notes` are sentences a person should see."""
+
+    path: Path
+    nbytes: int
+    num_tensors: int
+    has_head: bool
+    notes: list[str] = field(default_factory=list)
+
+
+def to_gguf(
+    checkpoint: Checkpoint,
+    out: Path,
+    *,
+    type: str = "bf16",
+    head_type: str | None = None,
+    force: bool = False,
+    progress: ProgressFn = silent,
+) -> Written:
+    """Writes `checkpoint` to the file `out`. `head_type` is that of the head's matrices, by default `type`."""
+    if checkpoint.is_gguf:
+        raise CheckpointError(f"{checkpoint.folder}: is GGUF already; name a folder to write safetensors")
+    arch = gguf_architecture(checkpoint.config)
+    source = Source(checkpoint)
+    if source.config.dense_layers:
+        raise CheckpointError(
+            f"{checkpoint.folder}: some layers have no experts, which a {arch} GGUF cannot say"
+        )
+    notes: list[str] = []
+    entries = gguf_entries(source, arch, type, head_type or type)
+    metadata = _metadata(checkpoint, arch, source.has_head, type, notes)
+    if arch == LLAMA and source.has_head:
+        notes.append(
+            "llama.cpp reads no MTP head beside a llama and will refuse this file; Headlong reads it"
+        )
+    delta_net = source.config.delta_net
+    if delta_net is not None and delta_net.key_dim != delta_net.value_dim:
+        notes.append(
+            "llama.cpp reads DeltaNet heads of one size only and will refuse this file; Headlong reads it"
+        )
+    with replacing(out, force=force) as partial:
+        write_gguf(partial, metadata, entries, progress)
+    nbytes = sum(gguf_nbytes(entry) for entry in entries)
+    return Written(out, nbytes, len(entries), source.has_head, notes)
+
+
+def gguf_entries(source: Source, arch: str, type: str, head_type: str) -> list[Entry]:
+    num_layers = len(source.config.layer_types)
+    entries, unknown = [], []
+    for name, shape in source.shapes.items():
+        disk_name = disk(name, arch, num_layers)
+        if disk_name is None:
+            unknown.append(name)
+            continue
+        stored = transform(name, arch).disk_shape(shape)
+        wanted = head_type if name.startswith("mtp.") else type
+        dtype = storage_type(disk_name, stored, wanted.upper())
+        entries.append(Entry(disk_name, dtype, stored, _data(source, name, arch)))
+    if unknown:
+        raise CheckpointError(f"GGUF has no place for {', '.join(unknown)}")
+    config = source.config
+    if config.rope_scaling is not None and ROPE_FACTORS not in source.shapes:
+        factors = config.rope_scaling.factors(config.rope_theta, config.rotary_dim).float()
+        entries.append(Entry(ROPE_FACTORS, "F32", tuple(factors.shape), lambda: factors))
+    return entries
+
+
+def _data(source: Source, name: str, arch: str) -> Any:
+    order = disk_order(name, source.config, arch)
+    stored = transform(name, arch)
+    if source.is_vector(name):
+        return lambda: stored.to_disk(source.vector(name, order))
+    return lambda: (stored.to_disk(tile) for tile in source.read_float(name, order))
+
+
+def storage_type(disk_name: str, shape: tuple[int, ...], wanted: str) -> str:
+    """The type of one tensor where matrices are to be `wanted`."""
+    if len(shape) == 1 or disk_name.endswith(WHOLE) or not disk_name.endswith(".weight"):
+        return "F32"
+    if wanted.startswith("Q") and disk_name in WIDE:
+        wanted = "Q8_0"
+    return "F16" if shape[-1] % block_elements(wanted) else wanted
+
+
+def _metadata(
+    checkpoint: Checkpoint, arch: str, has_head: bool, type: str, notes: list[str]
+) -> dict[str, Any]:
+    file_type = LlamaFileType.ALL_F32 if type == "f32" else LlamaFileType[f"MOSTLY_{type.upper()}"]
+    sizes = gguf_metadata(checkpoint.config, has_head)
+    return {
+        "general.architecture": arch,
+        "general.type": "model",
+        "general.name": checkpoint.folder.absolute().name,
+        "general.file_type": int(file_type),
+        "general.quantization_version": QUANTIZATION_VERSION,
+        **_sampling(checkpoint.generation_config),
+        **{key: value for key, value in sizes.items() if key != "general.architecture"},
+        **_tokenizer(checkpoint, sizes[f"{arch}.vocab_size"], notes),
+    }
+
+
+def _sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for field_name, key in SAMPLING.items():
+        value = generation.get(field_name)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            found[f"general.sampling.{key}"] = value if field_name == "top_k" else float(value)
+    return found
+
+
+def _tokenizer(checkpoint: Checkpoint, vocab_size: int, notes: list[str]) -> dict[str, Any]:
+    folder = checkpoint.folder
+    fields: dict[str, Any] = {"tokenizer.ggml.model": "none"}
+    if (folder / "tokenizer.json").exists():
+        fields = gguf_tokenizer_fields(
+            read_object(folder / "tokenizer.json"), _tokenizer_config(folder), vocab_size
+        )
+    else:
+        notes.append(f"{folder} has no tokenizer.json: the file takes and gives token ids only")
+    ends = checkpoint.generation_config.get("eos_token_id", _text(checkpoint).get("eos_token_id"))
+    ids = ends if isinstance(ends, list) else [ends]
+    first = fields.get("tokenizer.ggml.eos_token_id")
+    for token in ids:
+        if not isinstance(token, int) or token == first:
+            continue
+        if first is None:
+            fields["tokenizer.ggml.eos_token_id"] = first = token
+        else:
+            fields.setdefault("tokenizer.ggml.eot_token_id", token)
+    return fields
+
+
+def _text(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    return checkpoint.config.get("text_config", checkpoint.config)
+
+
+def _tokenizer_config(folder: Path) -> dict[str, Any]:
+    path, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    config = read_object(path) if path.exists() else {}
+    if template.exists():
+        config["chat_template"] = template.read_text(encoding="utf-8")
+    return config

@@ -1,0 +1,90 @@
+"""Files that we convert, read by llama.cpp: the greedy tokens of transformers, and drafts by the MTP head."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from headlong.checkpoint.checkpoint import Checkpoint
+from headlong.checkpoint.source import EMBEDDED
+from headlong.convert.to_gguf import to_gguf
+from support import tiny, tiny_llama
+from support.llama_cpp import generate
+
+pytest.importorskip("xllamacpp", reason="xllamacpp (llama.cpp) is not installed")
+
+PROMPTS = (
+    "Write a short story about a shy dragon who learns to share.",
+    "Explain rain to a child.",
+    "Give me three tips for sleeping better.",
+)
+LENGTH = 48
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[tuple[list[int], list[int]]]:
+    """Each prompt's ids and what transformers makes of them in float32."""
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
+    model = AutoModelForCausalLM.from_pretrained(EMBEDDED, dtype=torch.float32)
+    found = []
+    for prompt in PROMPTS:
+        chat = [{"role": "user", "content": prompt}]
+        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"]
+        reply = model.generate(torch.tensor([ids]), max_new_tokens=LENGTH, do_sample=False)
+        found.append((ids, reply[0, len(ids) :].tolist()))
+    return found
+
+
+@pytest.mark.parametrize("type", ["q8_0", "f16"])
+def test_embedded_model(expected: list[tuple[list[int], list[int]]], tmp_path: Path, type: str) -> None:
+    path = tmp_path / "tale.gguf"
+    to_gguf(Checkpoint.open(EMBEDDED), path, type=type)
+    replies = generate(path, [ids for ids, _ in expected], LENGTH, draft_tokens=3)
+    assert [reply.tokens for reply in replies] == [tokens for _, tokens in expected]
+    # The head is worth having there too: at random one draft in 8192 would be right.
+    assert sum(reply.accepted for reply in replies) > 0.5 * sum(reply.drafted for reply in replies) > 0
+
+
+def greedy(made: tiny.Tiny, prompt: list[int], length: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(length):
+        tokens.append(int(made.forward(tokens)[1][-1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def with_tokenizer(made: tiny.Tiny) -> tiny.Tiny:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(EMBEDDED / name, made.folder)
+    return made
+
+
+@pytest.mark.parametrize("family", ["dense", "moe"])
+def test_tiny_models_with_more_value_heads_than_key_heads(tmp_path: Path, family: str) -> None:
+    """Random weights, where a swapped head, expert or half would change every token."""
+    sizes = {"vocab_size": 8192, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+    made = with_tokenizer(tiny.make(tmp_path / "tiny", family, seed=3, linear_num_value_heads=6, **sizes))
+    to_gguf(Checkpoint.open(made.folder), tmp_path / "out.gguf", type="f32")
+    prompt = tiny.random_tokens(8192, 9, seed=1)
+    (reply,) = generate(tmp_path / "out.gguf", [prompt], 24, draft_tokens=3)
+    assert reply.tokens == greedy(made, prompt, 24)
+    assert reply.drafted > 0
+
+
+@pytest.mark.parametrize("rope_type", ["default", "llama3"])
+def test_tiny_llama(tmp_path: Path, rope_type: str) -> None:
+    rope = {
+        "rope_type": rope_type,
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    sizes = {"vocab_size": 8192, "head_dim": 16, "attention_bias": True}
+    made = with_tokenizer(tiny_llama.make(tmp_path / "tiny", seed=4, head=False, rope=rope, **sizes))
+    to_gguf(Checkpoint.open(made.folder), tmp_path / "out.gguf", type="f32")
+    prompt = tiny.random_tokens(8192, 40, seed=2)
+    (reply,) = generate(tmp_path / "out.gguf", [prompt], 24)
+    assert reply.tokens == greedy(made, prompt, 24)
