@@ -136,7 +136,7 @@ def test_types(headlong: Headlong, tmp_path: Path, type: str) -> None:
     made = tiny.make(tmp_path / "tiny", hidden_size=64, intermediate_size=96, **SAME_HEADS)
     out = tmp_path / "out.gguf"
     done = headlong("convert", str(made.folder), "-o", str(out), "--type", type, "--head-type", "q8_0")
-    assert done.code == 0 and "57 tensors" in done.out and "with its MTP head" in done.out
+    assert done.code == 0 and "57 tensors" in done.out and "with an MTP head" in done.out
     kinds = {name: tensor.tensor_type.name for name, tensor in stored(out).items()}
     assert kinds["blk.0.ffn_up.weight"] == kinds["blk.1.attn_q.weight"] == type.upper()
     assert kinds["blk.3.ffn_up.weight"] == kinds["blk.3.nextn.eh_proj.weight"] == "Q8_0"

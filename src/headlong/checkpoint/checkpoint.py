@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from headlong.checkpoint.gguf import GgufFile, open_gguf
-from headlong.checkpoint.gguf_config import config_from_gguf
+from headlong.checkpoint.gguf_config import config_from_gguf, generation_config
 from headlong.checkpoint.gguf_names import num_main_layers
 from headlong.checkpoint.safetensors import read_file
 from headlong.checkpoint.shards import Shards, find_gguf, find_shards, find_sidecars
@@ -172,7 +172,7 @@ def _open_gguf(path: Path, opened: Path) -> Checkpoint:
     return Checkpoint(
         folder=opened,
         config=config,
-        generation_config={},
+        generation_config=generation_config(main.metadata),
         tensors=tensors,
         sidecars=frozenset(sidecars),
         gguf_layers=layers,

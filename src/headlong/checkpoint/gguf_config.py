@@ -298,3 +298,34 @@ def _shortest(value: float) -> float:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+SAMPLING = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+"""Fields of generation_config.json, and what follows `general.sampling.` in a GGUF file."""
+
+
+def sampling_metadata(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """What a GGUF file says of the sampling that generation_config.json recommends."""
+    found = {}
+    for field, key in SAMPLING.items():
+        value = generation.get(field)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            found[f"general.sampling.{key}"] = value if field == "top_k" else float(value)
+    return found
+
+
+def generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse: nothing where the file recommends nothing."""
+    given = {field: metadata.get(f"general.sampling.{key}") for field, key in SAMPLING.items()}
+    numbers = {
+        field: value
+        for field, value in given.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+    return {"do_sample": True} | numbers if numbers else {}

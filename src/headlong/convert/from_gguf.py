@@ -3,8 +3,7 @@
 Gate and up of the experts become one tensor, as this family's checkpoints have them. Knows no command line.
 """
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ from headlong.checkpoint.checkpoint import CONFIG, GENERATION_CONFIG, Checkpoint
 from headlong.checkpoint.gguf_names import ROPE_FACTORS
 from headlong.checkpoint.tensor_info import TORCH_DTYPES
 from headlong.checkpoint.writing import Entry, replacing_folder, write_sharded
+from headlong.convert.folder import write_json
 from headlong.convert.reading import DOWN, GATE, UP, Experts, Source
 from headlong.convert.rope_factors import llama3_parameters
-from headlong.convert.to_gguf import SAMPLING, Written
+from headlong.convert.to_gguf import Written
 from headlong.errors import CheckpointError
 from headlong.progress import ProgressFn, silent
 from headlong.text.gguf_tokenizer import write_tokenizer
@@ -43,9 +43,9 @@ def from_gguf(
     source = Source(checkpoint)
     notes: list[str] = []
     with replacing_folder(out, force=force) as partial:
-        _write_json(partial / CONFIG, _config(checkpoint, source, _DTYPE_NAMES[type]))
+        write_json(partial / CONFIG, _config(checkpoint, source, _DTYPE_NAMES[type]))
         if generation := _generation_config(checkpoint):
-            _write_json(partial / GENERATION_CONFIG, generation)
+            write_json(partial / GENERATION_CONFIG, generation)
         if checkpoint.metadata.get("tokenizer.ggml.model", "none") != "none":
             write_tokenizer(checkpoint.metadata, partial)
         else:
@@ -105,13 +105,7 @@ def _config(checkpoint: Checkpoint, source: Source, dtype: str) -> dict[str, Any
 
 
 def _generation_config(checkpoint: Checkpoint) -> dict[str, Any]:
-    metadata: Mapping[str, Any] = checkpoint.metadata
     ids = ("bos_token_id", "eos_token_id", "pad_token_id")
-    found = {key: checkpoint.config[key] for key in ids if key in checkpoint.config}
-    keys = {name: f"general.sampling.{key}" for name, key in SAMPLING.items()}
-    sampling = {name: metadata[key] for name, key in keys.items() if key in metadata}
-    return found | ({"do_sample": True} | sampling if sampling else {})
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return {
+        key: checkpoint.config[key] for key in ids if key in checkpoint.config
+    } | checkpoint.generation_config

@@ -110,13 +110,13 @@ def with_blocks(metadata: Mapping[str, Any], *, has_head: bool) -> dict[str, Any
     for name in PER_BLOCK:
         values = found.get(key := f"{arch}.{name}")
         if isinstance(values, list) and len(values) >= layers:
-            # The head's block has attention; a block without it says 0.
-            own = (
-                values[layers]
-                if len(values) > layers
-                else False
-                if name.endswith("recurrent_layers")
-                else max(values)
-            )
-            found[key] = values[:layers] + [own] * has_head
+            found[key] = values[:layers] + [_of_head(name, values, layers)] * has_head
     return found
+
+
+def _of_head(name: str, values: list[Any], layers: int) -> Any:
+    """What a list of one value per block says, or should say, of the head's: it has attention like the blocks that
+    do, and those that do not say 0."""
+    if len(values) > layers:
+        return values[layers]
+    return False if name.endswith("recurrent_layers") else max(values)

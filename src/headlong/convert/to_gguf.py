@@ -12,7 +12,7 @@ from typing import Any
 from gguf import LlamaFileType
 
 from headlong.checkpoint.checkpoint import Checkpoint
-from headlong.checkpoint.gguf_config import gguf_architecture, gguf_metadata
+from headlong.checkpoint.gguf_config import gguf_architecture, gguf_metadata, sampling_metadata
 from headlong.checkpoint.gguf_names import LLAMA, ROPE_FACTORS, disk, transform
 from headlong.checkpoint.gguf_writing import block_elements, gguf_nbytes, write_gguf
 from headlong.checkpoint.strict_json import read_object
@@ -30,14 +30,6 @@ WHOLE = (".ssm_conv1d.weight", ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weig
 WIDE = ("token_embd.weight", "output.weight")
 """Read or multiplied for every token; below eight bits they cost more than they save."""
 QUANTIZATION_VERSION = 2
-SAMPLING = {
-    "temperature": "temp",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "penalty_repeat",
-}
-"""Fields of generation_config.json, and what follows `general.sampling.` in a GGUF file."""
 
 
 @dataclass(frozen=True)
@@ -136,19 +128,10 @@ def _metadata(
         "general.name": checkpoint.folder.absolute().name,
         "general.file_type": int(file_type),
         "general.quantization_version": QUANTIZATION_VERSION,
-        **_sampling(checkpoint.generation_config),
+        **sampling_metadata(checkpoint.generation_config),
         **{key: value for key, value in sizes.items() if key != "general.architecture"},
         **_tokenizer(checkpoint, sizes[f"{arch}.vocab_size"], notes),
     }
-
-
-def _sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
-    found = {}
-    for field_name, key in SAMPLING.items():
-        value = generation.get(field_name)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            found[f"general.sampling.{key}"] = value if field_name == "top_k" else float(value)
-    return found
 
 
 def _tokenizer(checkpoint: Checkpoint, vocab_size: int, notes: list[str]) -> dict[str, Any]:
