@@ -160,7 +160,10 @@ def test_help_needs_no_http_client() -> None:
 def test_ctrl_c_prints_what_was_measured(server: DialectServer) -> None:
     words = [sys.executable, "-m", "headlong.cli.main", "bench", "serve", "--url", server.url]
     words += ["--model", "steady", "--duration", "60", "--mtp", "off,on"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    # Whoever runs the tests in the background ignores the signal, and children inherit that.
+    heard = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    with subprocess.Popen(words, **pipes, **heard) as process:
         deadline = time.monotonic() + 30
         while len(server.bodies) < 5 and time.monotonic() < deadline:
             time.sleep(0.02)
