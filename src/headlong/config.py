@@ -7,8 +7,6 @@ import torch
 
 from headlong.errors import ConfigError
 
-DEFAULT_DRAFTS = 3
-"""What `draft_tokens="auto"` means until the engine chooses by itself."""
 MAX_DRAFTS = 16
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -27,7 +25,7 @@ class EngineConfig:
 
     mtp: Literal["auto", "on", "off"] = "auto"
     draft_tokens: int | Literal["auto"] = "auto"
-    """Drafts per step where a request does not say."""
+    """Drafts per step where a request does not say; auto is what pays at this moment, step by step."""
     draft_quantization: str = "auto"
     """How the head is kept: as its tensors say, unpacked (none), packed on load (fp8, int8, int4); gptq and gptq_v2
     say which zero points a GPTQ head has, which its tensors cannot."""
@@ -46,6 +44,18 @@ class EngineConfig:
     """Prompt tokens read in one step."""
     max_draft_tokens: int = 8
     """The deepest draft a request may ask for; state is sized for it."""
+    proposer: str = "auto"
+    """Who drafts: mtp, ngram, draft, or a chain such as ngram+mtp; auto is mtp where there is a head."""
+    drafter: str | None = None
+    """The model that drafts, for the proposer `draft`: a folder, a .gguf file or a repository id."""
+    prefix_cache: bool = True
+    """Keep what rows computed, for prompts that begin alike."""
+    prefix_device_bytes: int | None = None
+    """Of recurrent checkpoints on the device; by default as much as all rows' own recurrent state, twice."""
+    prefix_host_bytes: int | None = None
+    """Of those that were pushed out, in host memory; by default four times as much. On CPU the two are one."""
+    check_every_step: bool = False
+    """Verify pages, slots, counts and hashes after every step: slow, for finding faults."""
 
     def __post_init__(self) -> None:
         if self.mtp not in ("auto", "on", "off"):
@@ -63,14 +73,20 @@ class EngineConfig:
         _check("max_draft_tokens", self.max_draft_tokens, 1, min(MAX_DRAFTS, self.page_size))
         if self.draft_tokens != "auto":
             _check("draft_tokens", self.draft_tokens, 0, self.max_draft_tokens)
-        for name in ("max_context", "cache_tokens"):
+        for name, low, high in (
+            ("max_context", 1, 1 << 30),
+            ("cache_tokens", 1, 1 << 30),
+            ("prefix_device_bytes", 0, 1 << 50),
+            ("prefix_host_bytes", 0, 1 << 50),
+        ):
             value = getattr(self, name)
             if value is not None:
-                _check(name, value, 1, 1 << 30)
+                _check(name, value, low, high)
 
     @property
     def drafts(self) -> int:
-        chosen = DEFAULT_DRAFTS if self.draft_tokens == "auto" else self.draft_tokens
+        """Where a request does not say and the engine may not choose by itself."""
+        chosen = self.max_draft_tokens if self.draft_tokens == "auto" else self.draft_tokens
         return min(chosen, self.max_draft_tokens)
 
     def resolve_device(self) -> torch.device:

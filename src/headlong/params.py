@@ -71,6 +71,8 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     """None: off. n: the chosen token's and the n best alternatives' log-probabilities."""
+    priority: int = 0
+    """Lower goes first; equal ones in the order they came."""
     n: int = 1
     draft_tokens: int | None = None
     """Drafts per step for this request; 0 turns drafting off; None takes the engine's."""
@@ -103,6 +105,7 @@ class SamplingParams:
             ("seed", 0, _INT64_MAX),
             ("logprobs", 0, MAX_LOGPROBS),
             ("draft_tokens", 0, 64),
+            ("priority", -1_000_000, 1_000_000),
         ):
             if getattr(self, name) is not None:
                 self._check_int(name, low, high)

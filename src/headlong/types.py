@@ -5,7 +5,7 @@ P pages of the longest row. `p` is always the target's distribution, `q` the dra
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -46,6 +46,8 @@ class Request:
     choice: int = 0
     draft_tokens: int = 0
     """Drafts per step at most; 0 for a row that never drafts."""
+    adaptive: bool = False
+    """Whether the engine may choose fewer, step by step; else every step drafts as many as it can."""
     stop_ids: frozenset[int] = frozenset()
     """Tokens that end the sequence: end-of-sequence ids (unless ignored) and `stop_token_ids`."""
     constraint: Callable[[], Constraint] | None = field(default=None, compare=False, repr=False)
@@ -104,6 +106,19 @@ class Plan:
     def drafting(self) -> tuple[RowPlan, ...]:
         return tuple(row for row in self.rows if row.num_drafts)
 
+    def fitted(self, draft: "Draft | None") -> "Plan":
+        """The same step with the drafts that were really made: a proposer may have fewer than it was asked for."""
+        counts = (0,) * len(self.rows) if draft is None else draft.counts
+        if counts is None or all(
+            row.num_drafts == count for row, count in zip(self.rows, counts, strict=True)
+        ):
+            return self
+        rows = tuple(
+            replace(row, num_drafts=count, query_len=row.num_certain + count)
+            for row, count in zip(self.rows, counts, strict=True)
+        )
+        return Plan(rows, max(counts, default=0))
+
 
 @dataclass(frozen=True)
 class Draft:
@@ -112,6 +127,8 @@ class Draft:
 
     tokens_RK: Tensor
     q_RKV: Tensor | None = None
+    counts: tuple[int, ...] | None = None
+    """Drafts of each row where they are fewer than planned; None if all were made. The width is the largest."""
 
 
 class Rows(NamedTuple):
@@ -172,6 +189,8 @@ class Verdict:
     rejected: tuple[tuple[int, ...], ...]
     """Per row, the drafts that were not accepted."""
     logprobs: tuple[tuple[TokenLogprobs, ...], ...]
+    poisoned: tuple[int, ...] = ()
+    """Rows of the plan whose logits are no numbers; what the verdict says of them means nothing."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +212,18 @@ class RowOutput:
     """The drafts the target refused, the first refused first."""
     is_first: bool = False
     """Whether the step ended the prompt; every later one is a decoding step."""
+    num_cached: int = 0
+    """Prompt tokens that were not read again, since the prefix cache had them; told with the first tokens."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds a step took, on the engine's own clock."""
+
+    draft: float
+    """Proposing, and what the proposer does after the verdict."""
+    verify: float
+    """The target's pass, the verdict and the bookkeeping: all a plain step has."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,13 @@
 """One sequence as the host sees it: its tokens, its text and when it ends. Holds no tensors."""
 
+import contextlib
+
 from headlong.text.stream import TextStream
 from headlong.text.tokenizer import Tokenizer
 from headlong.types import FinishReason, Request, RowOutput, TokenLogprobs
+
+FAULT = "the engine failed on this request"
+"""How the sentence begins that tells of a fault; other errors are the request's own."""
 
 
 class Row:
@@ -14,12 +19,21 @@ class Row:
         self.output: list[int] = []
         self.decoding = False
         """Whether its last token is on the device and alone unread."""
+        self.number = 0
+        """Its place in the order rows came in."""
+        self.num_cached: int | None = None
+        """Tokens that were there when it was first admitted; None before."""
         self.finish_reason: FinishReason | None = None
         self._stream = TextStream(tokenizer, request.params.stop)
 
     @property
     def id(self) -> str:
         return self.request.id
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Who goes first: lower priorities, then those who came first."""
+        return self.request.params.priority, self.number
 
     @property
     def num_tokens(self) -> int:
@@ -70,6 +84,7 @@ class Row:
             if stop_reason is None and self._stream.stopped is not None:
                 self.finish_reason, stop_reason = "stop", self._stream.stopped
         self.decoding = True
+        is_first = len(self.output) == kept
         return RowOutput(
             request=self.request,
             token_ids=tokens[:kept],
@@ -81,8 +96,17 @@ class Row:
             finish_reason=self.finish_reason,
             stop_reason=stop_reason,
             rejected=rejected,
-            is_first=len(self.output) == kept,
+            is_first=is_first,
+            num_cached=(self.num_cached or 0) if is_first else 0,
         )
+
+    def fail(self, why: str) -> RowOutput:
+        """Ends with an error; `why` is a sentence for the user."""
+        self.finish_reason = "error"
+        text = ""
+        with contextlib.suppress(Exception):  # the stream may be what failed
+            text = self._stream.finish()
+        return RowOutput(self.request, (), text, 0, 0, (), (), "error", why)
 
     def cancel(self) -> RowOutput:
         self.finish_reason = "cancelled"

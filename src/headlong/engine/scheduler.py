@@ -1,33 +1,61 @@
 """Decides who runs in each step and with how many tokens, and does the bookkeeping of what was emitted.
 
-First come, first served. Running rows go before new ones; when pages run out, drafts shrink first, then the
-newest row is put back to wait and later reads its own tokens again, which gives the same tokens. Knows rows,
-pages and slots, no tensors.
+Lower priorities go first, and within one those who came first. Running rows go before waiting ones of the same
+priority; when pages run out, drafts shrink first, then the last in rank is put back to wait. A row that waits may send
+less urgent ones back if that lets it in. What a row had is offered to the prefix cache when it leaves; back again, it
+reads what is not there any more, which gives the same tokens. Knows rows, pages and slots, no tensors.
 """
 
-from collections import deque
+import itertools
+from bisect import insort
+from collections.abc import Callable, Iterable, Mapping
 
-from headlong.engine.row import Row
+from headlong.engine.row import FAULT, Row
 from headlong.sampling.table import SamplingTable
+from headlong.speculate.depth import Depths, Wish
 from headlong.state.state import State
 from headlong.types import Plan, RowOutput, RowPlan, Verdict
+
+Settle = Callable[[Iterable[str]], None]
+"""Told which rows' pages are about to be offered to others: what was put off for them is to be written now."""
+
+
+def _nothing_put_off(_row_ids: Iterable[str]) -> None:
+    pass
 
 
 class Scheduler:
     """Owns the queues; asks the state for room."""
 
-    def __init__(self, state: State, table: SamplingTable, chunk_tokens: int) -> None:
+    def __init__(
+        self,
+        state: State,
+        table: SamplingTable,
+        depths: Depths,
+        chunk_tokens: int,
+        settle: Settle = _nothing_put_off,
+    ) -> None:
         self.state = state
         self.table = table
+        self.depths = depths
         self.chunk_tokens = chunk_tokens
-        self.waiting: deque[Row] = deque()
+        """Tokens of a step that rows share, decoding ones first; at least a page, or as many as there are, are left
+        for prompts."""
+        self.settle = settle
+        self.waiting: list[Row] = []
+        """By rank, as those that run."""
         self.running: list[Row] = []
-        """Oldest first."""
         self.preempted: list[str] = []
         """Rows put back while the last plan was made."""
+        self.outputs: list[RowOutput] = []
+        """What rows gained since then. A fault on the way leaves what was already handed out."""
+        self.only: frozenset[str] | None = None
+        """The rows that may run, while a fault is being narrowed down; None is everybody."""
+        self._numbers = itertools.count()
 
     def add(self, row: Row) -> None:
-        self.waiting.append(row)
+        row.number = next(self._numbers)
+        self._queue(row)
 
     def find(self, row_id: str) -> Row | None:
         return next((row for row in (*self.running, *self.waiting) if row.id == row_id), None)
@@ -35,24 +63,27 @@ class Scheduler:
     def remove(self, row: Row) -> None:
         """Takes a row out, wherever it is, and frees all it held."""
         if row in self.running:
-            self._leave(row)
+            self._leave([row])
         else:
             self.waiting.remove(row)
 
     def plan(self) -> Plan:
-        self.preempted = []
-        budget, plans = self.chunk_tokens, []
+        self.preempted, self.outputs = [], []
+        self._admit_urgent()
+        depths, plans = self._choose_depths(), []
+        budget = self._prompt_budget(depths)
         for row in list(self.running):
-            if row not in self.running:
-                continue  # put back a moment ago, to make room for an older one
-            row_plan = self._plan_row(row, budget)
+            if not self._may_run(row) or row not in self.running:
+                continue  # the latter was put back a moment ago, to make room for one before it
+            row_plan = self._plan_row(row, budget, depths.get(row.id, 0))
             if row_plan is not None:
                 plans.append(row_plan)
                 budget -= 0 if row.decoding else row_plan.query_len
-        while budget > 0 and self.waiting and not self.preempted and self._admit(self.waiting[0]):
-            row = self.waiting.popleft()
-            self.running.append(row)
-            row_plan = self._plan_row(row, budget)
+        while budget > 0 and not self.preempted:
+            row = self._next_waiting()
+            if row is None or not self._admit(row):
+                break
+            row_plan = self._plan_row(row, budget, depth=0)
             assert row_plan is not None, "admission reserved its pages"
             plans.append(row_plan)
             budget -= row_plan.query_len
@@ -60,49 +91,136 @@ class Scheduler:
         return Plan(tuple(plans), max((p.num_drafts for p in plans), default=0))
 
     def finish(self, plan: Plan, verdict: Verdict) -> tuple[RowOutput, ...]:
-        """Hands each row its tokens; rows that ended leave."""
+        """Hands each row its tokens; rows that ended leave, and prompts offer what was read of them to others."""
         rows = {row.id: row for row in self.running}
-        outputs, slots, tokens = [], [], []
+        slots, tokens = [], []
         for number, row_plan in enumerate(plan.rows):
             if not row_plan.samples:
                 continue
             row = rows[row_plan.request.id]
             emitted, failure = self.table.settle(row_plan.slot, verdict.tokens[number])
             logprobs, accepted = verdict.logprobs[number], verdict.accepted[number]
-            output = row.accept(emitted, logprobs, accepted, verdict.rejected[number], failure)
-            outputs.append(output)
-            if row.finish_reason is not None:
-                self._leave(row)
-            elif row.request.params.penalised:
+            try:
+                output = row.accept(emitted, logprobs, accepted, verdict.rejected[number], failure)
+            except Exception as error:  # text that cannot be told concerns its row alone
+                output = row.fail(f"{FAULT}: {error!r}")
+            self.outputs.append(output)
+            if row.finish_reason is None and row.request.params.penalised:
                 slots.extend([row_plan.slot] * len(emitted))
                 tokens.extend(emitted)
         if slots:
             self.table.count(slots, tokens)
-        return tuple(outputs)
+        self._leave([row for row in rows.values() if row.finish_reason is not None])
+        self._publish([rows[p.request.id] for p in plan.rows if p.known_tokens])
+        return tuple(self.outputs)
+
+    def recall(self) -> list[Row]:
+        """After a fault: everything is freed, nothing of it is kept for others, and rows that go on are put back to
+        wait in their order and to read their own tokens again. Gives them, and one whose admission was cut short."""
+        rows = [row for row in self.running if row.finish_reason is None]
+        half_admitted = [row for row in self.waiting if row.id in self.state.rows]
+        for slot in range(len(self.table.requests)):
+            self.table.clear(slot)
+        for row_id in list(self.state.rows):
+            self.state.release(row_id)
+        self.running.clear()
+        for row in rows:
+            self._queue(row)
+        return rows + half_admitted
+
+    def put_back(self, row: Row) -> None:
+        """Like `recall`, for one row."""
+        self.discard(row)
+        self._queue(row)
+        self.preempted.append(row.id)
+
+    def discard(self, row: Row) -> None:
+        """Takes a row out, wherever it is, and keeps nothing of its state for others."""
+        if row not in self.running:
+            self.waiting.remove(row)
+            return
+        self.table.clear(self.state.rows[row.id].slot)
+        self.state.release(row.id)
+        self.running.remove(row)
+
+    def _may_run(self, row: Row) -> bool:
+        return self.only is None or row.id in self.only
+
+    def _queue(self, row: Row) -> None:
+        insort(self.waiting, row, key=lambda row: row.rank)
+
+    def _next_waiting(self) -> Row | None:
+        return next((row for row in self.waiting if self._may_run(row)), None)
 
     def _admit(self, row: Row) -> bool:
         """A slot, and pages for all the row has to read and one token more; or nothing."""
-        needed = self.state.pages_for(row.num_tokens + 1)
-        if needed > self.state.pages.num_free:
-            return False
-        held = self.state.admit(row.id)
+        held = self.state.admit(row.id, row.tokens(0, row.num_tokens), drafts=row.request.draft_tokens > 0)
         if held is None:
             return False
-        reserved = self.state.reserve(row.id, row.num_tokens + 1)
-        assert reserved, "pages were counted just before"
         self.table.set(held.slot, row.request, row.output)
         row.decoding = False
+        if row.num_cached is None:
+            row.num_cached = held.num_cached
+        self.waiting.remove(row)
+        insort(self.running, row, key=lambda row: row.rank)
         return True
 
-    def _plan_row(self, row: Row, budget: int) -> RowPlan | None:
+    def _admit_urgent(self) -> None:
+        """Lets rows in before less urgent ones that run, and in place of them if need be; but only rows that will
+        begin to read in this very step."""
+        while (row := self._next_waiting()) is not None:
+            less = [other for other in reversed(self.running) if other.rank[0] > row.rank[0]]
+            before = [other for other in self.running if other.rank < row.rank]
+            if not less or self._num_unread(before) >= self.chunk_tokens:
+                return
+            if not self._admit(row):
+                leaving = self._enough(row, less)
+                self._put_back(leaving)
+                if not leaving or not self._admit(row):
+                    return
+
+    def _enough(self, row: Row, candidates: list[Row]) -> list[Row]:
+        """Of these, the fewest from the first on that let the row in by leaving; none if not even all do."""
+        tokens, drafts = row.tokens(0, row.num_tokens), row.request.draft_tokens > 0
+
+        def fits(without: list[Row]) -> bool:
+            return self.state.fits(tokens, drafts=drafts, without=[other.id for other in without])
+
+        count = next((n for n in range(1, len(candidates) + 1) if fits(candidates[:n])), 0)
+        leaving = candidates[:count]
+        for other in candidates[:count]:
+            rest = [kept for kept in leaving if kept is not other]
+            if rest and fits(rest):
+                leaving = rest
+        return leaving
+
+    def _prompt_budget(self, depths: Mapping[str, int]) -> int:
+        """Running streams go first, and prompts never stand still."""
+        decoding = sum(1 + depths.get(row.id, 0) for row in self.running if row.decoding)
+        return max(self.chunk_tokens - decoding, min(self.chunk_tokens, self.state.page_size))
+
+    def _num_unread(self, rows: Iterable[Row]) -> int:
+        return sum(row.num_tokens - self.state.rows[row.id].length for row in rows if not row.decoding)
+
+    def _choose_depths(self) -> Mapping[str, int]:
+        wishes = {
+            row.id: Wish(min(row.depth_limit, self.state.max_drafts), row.request.adaptive)
+            for row in self.running
+            if row.decoding
+        }
+        unread = min(self._num_unread(self.running), self.chunk_tokens)
+        return self.depths.choose(wishes, unread) if wishes else {}
+
+    def _plan_row(self, row: Row, budget: int, depth: int) -> RowPlan | None:
         held = self.state.rows[row.id]
         if row.decoding:
-            drafts = min(row.depth_limit, self.state.max_drafts)
+            drafts = depth
             if drafts and not self.state.reserve(row.id, held.length + 1 + drafts):
                 drafts = 0
             query_len, known = 1 + drafts, ()
         else:
-            drafts, query_len = 0, min(row.num_tokens - held.length, budget)
+            end = min(row.num_tokens, held.length + budget)
+            drafts, query_len = 0, self.state.chunk_end(row.id, end, row.num_tokens) - held.length
             known = row.tokens(held.length, held.length + query_len + 1)
         if query_len <= 0 or not self._make_room(row, held.length + query_len):
             return None
@@ -120,18 +238,32 @@ class Scheduler:
         )
 
     def _make_room(self, row: Row, length: int) -> bool:
-        """Pages for `length` tokens, taken from the newest rows if need be; False if the row itself is the
-        newest and had to be put back."""
+        """Pages for `length` tokens, taken from the last rows in rank if need be; False if the row itself is the
+        last and had to be put back."""
         while not self.state.reserve(row.id, length):
-            newest = self.running[-1]
-            self._leave(newest)
-            self.waiting.appendleft(newest)
-            self.preempted.append(newest.id)
-            if newest is row:
+            last = self.running[-1]
+            self._put_back([last])
+            if last is row:
                 return False
         return True
 
-    def _leave(self, row: Row) -> None:
-        self.table.clear(self.state.rows[row.id].slot)
-        self.state.release(row.id)
-        self.running.remove(row)
+    def _put_back(self, rows: list[Row]) -> None:
+        self._leave(rows)
+        for row in rows:
+            self._queue(row)
+            self.preempted.append(row.id)
+
+    def _leave(self, rows: list[Row]) -> None:
+        if rows and self.state.caching:
+            self.settle([row.id for row in rows])
+        for row in rows:
+            self.table.clear(self.state.rows[row.id].slot)
+            self.state.release(row.id, row.tokens(0, row.num_tokens))
+            self.running.remove(row)
+
+    def _publish(self, rows: list[Row]) -> None:
+        ready = [row for row in rows if row.finish_reason is None and self.state.at_checkpoint(row.id)]
+        if ready:
+            self.settle([row.id for row in ready])
+        for row in ready:
+            self.state.publish(row.id, row.tokens(0, row.num_tokens))

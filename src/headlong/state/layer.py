@@ -21,6 +21,10 @@ class KvState:
     def clear(self, slot: int) -> None:
         """Nothing to do: pages belong to no slot."""
 
+    def copy_page(self, source: int, target: int) -> None:
+        self.keys[target] = self.keys[source]
+        self.values[target] = self.values[source]
+
 
 @dataclass(frozen=True)
 class DeltaNetState:
@@ -32,6 +36,24 @@ class DeltaNetState:
     def clear(self, slot: int) -> None:
         self.delta.committed_SHDE[slot] = 0.0
         self.windows[slot] = 0.0
+
+    def save(self, slot: int, num_replay: int) -> tuple[Tensor, ...]:
+        """Copies of what a slot holds, of the drafts only those still to be replayed."""
+        drafts = self.delta.drafts_SKHX[slot]
+        past = self.windows.shape[1] - len(drafts)
+        parts = (
+            self.delta.committed_SHDE[slot],
+            drafts[:num_replay],
+            self.windows[slot, : past + num_replay],
+        )
+        return tuple(part.clone() for part in parts)
+
+    def restore(self, slot: int, saved: tuple[Tensor, ...]) -> None:
+        """Into a cleared slot."""
+        memory, drafts, window = saved
+        self.delta.committed_SHDE[slot] = memory
+        self.delta.drafts_SKHX[slot, : len(drafts)] = drafts
+        self.windows[slot, : len(window)] = window
 
 
 LayerState = KvState | DeltaNetState

@@ -38,3 +38,15 @@ class Capacity:
     kv_dtype: torch.dtype
     dtype: torch.dtype
     device: torch.device
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefixCapacity:
+    """How much of what rows computed is kept for others, besides the pages nobody holds."""
+
+    device_bytes: int | None = None
+    """Of recurrent checkpoints; by default twice what all slots hold."""
+    host_bytes: int | None = None
+    """Of those pushed out of the device; by default four times as much."""
+    head: bool = False
+    """Whether there is an MTP head, whose keys only rows that draft write."""

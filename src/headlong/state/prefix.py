@@ -1,0 +1,200 @@
+"""Finds pages and checkpoints by the tokens they stand for, so that prompts that begin alike are read once.
+
+A full page is known by the hash of its own tokens and of the key before it, which stands for everything earlier. The
+page where a row ended, a tail, is known likewise by the tokens it has. Recurrent models can go on only where there is
+a checkpoint; others wherever a page or a tail ends.
+
+Pages of rows that never draft lack the head's keys: they are not `primed`, and serve only rows that never draft
+either. The head's key at a page's last place also depends on the token after it; where two sequences part exactly
+there, the later one's drafts see the earlier one's. That concerns drafts alone. Knows no row and no layer.
+"""
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import torch
+
+from headlong.state.checkpoints import Checkpoint, CheckpointStore
+from headlong.state.pages import Pages
+
+ROOT = b""
+"""The key before the first page."""
+
+
+def key_of(parent: bytes, tokens: Sequence[int]) -> bytes:
+    return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one page holds: a whole page of tokens, or fewer where a row ended."""
+
+    key: bytes
+    parent: bytes
+    tokens: tuple[int, ...]
+    page: int
+    primed: bool
+
+
+@dataclass(frozen=True)
+class Match:
+    """What there is of a sequence. The pages hold its first `length` tokens, the last of them perhaps more."""
+
+    length: int = 0
+    pages: tuple[int, ...] = ()
+    keys: tuple[bytes, ...] = ()
+    """Of the full pages among them."""
+    checkpoint: bytes | None = None
+    shared_len: int = 0
+    """Tokens on full pages that are there, whether or not they can be used: where another sequence parted."""
+
+
+@dataclass
+class Published:
+    """What a row offers: its tokens, pages and keys; `keys` grows with the pages that were hashed."""
+
+    tokens: tuple[int, ...]
+    pages: Sequence[int]
+    primed: bool
+    keys: list[bytes] = field(default_factory=list)
+
+
+class PrefixCache:
+    """An index over pages and checkpoints. It holds no page itself: what nobody holds may be taken at any time."""
+
+    def __init__(
+        self, num_pages: int, page_size: int, device: torch.device, sizes: tuple[int, int], recurrent: bool
+    ) -> None:
+        """`sizes` are the bytes of checkpoints on the device and in host memory."""
+        self.page_size = page_size
+        self.recurrent = recurrent
+        self.pages = Pages(num_pages, self._evicted)
+        self.checkpoints = CheckpointStore(device, *sizes, self._lost)
+        self._entries: dict[bytes, Entry] = {}
+        self._by_page: dict[int, Entry] = {}
+        self._tails: dict[bytes, dict[bytes, Entry]] = {}
+        """By the key before them."""
+
+    def __len__(self) -> int:
+        """Pages that are known."""
+        return len(self._entries)
+
+    def find(self, tokens: Sequence[int], primed: bool) -> Match:
+        """The longest part that can be restored and leaves at least a token to read; counts as no use."""
+        best: Entry | None = None
+        end, pages, keys, parent = 0, [], [], ROOT
+        for first in range(0, len(tokens), self.page_size):
+            for tail in self._tails.get(parent, {}).values():
+                after = first + len(tail.tokens)
+                usable = after > end and self._usable(tail, primed, after, len(tokens))
+                if usable and tuple(tokens[first:after]) == tail.tokens:
+                    best, end = tail, after
+            entry = self._entries.get(key_of(parent, tokens[first : first + self.page_size]))
+            if entry is None or len(entry.tokens) < self.page_size or (primed and not entry.primed):
+                break
+            parent = entry.key
+            pages.append(entry.page)
+            keys.append(parent)
+            if self._usable(entry, primed, first + self.page_size, len(tokens)):
+                best, end = entry, first + self.page_size
+        shared_len = len(pages) * self.page_size
+        # Without a checkpoint there is no last hidden state either: the last token is read again and gives it.
+        length = end if self.recurrent else end - 1
+        if best is None or not length:
+            return Match(shared_len=shared_len)
+        whole = pages[: (end - 1) // self.page_size]
+        return Match(
+            length=length,
+            pages=(*whole, best.page)[: -(-length // self.page_size)],
+            keys=tuple(keys[: length // self.page_size]),
+            checkpoint=best.key if self.recurrent else None,
+            shared_len=shared_len,
+        )
+
+    def offer(self, row: Published, length: int, save: Callable[[], Checkpoint], *, tail: bool) -> None:
+        """Makes known the first `length` tokens of a row and, where the model has memories, `save`s a checkpoint of
+        them. A `tail` that does not fill its page is known too; its page must not change from here on."""
+        for number in range(length // self.page_size):
+            self._offer_page(row, number)
+        rest = row.tokens[length // self.page_size * self.page_size : length]
+        if rest and not tail:
+            return
+        parent = row.keys[length // self.page_size - 1] if length >= self.page_size else ROOT
+        key = key_of(parent, rest) if rest else parent
+        if self.recurrent and key not in self.checkpoints and not self.checkpoints.put(key, save()):
+            return
+        if rest:
+            self._add(Entry(key, parent, rest, row.pages[length // self.page_size], row.primed))
+
+    def use(self, key: bytes) -> Checkpoint:
+        return self.checkpoints.use(key)
+
+    def forget(self, page: int) -> None:
+        """The page is its holder's alone from now on, or free."""
+        self._remove(self._by_page[page])
+        self.pages.uncache(page)
+
+    def clear(self) -> None:
+        """Forgets everything; rows keep what they hold."""
+        for page in list(self._by_page):
+            self.forget(page)
+
+    def check(self, held: Sequence[int]) -> None:
+        """`held` are the rows' pages, one entry for each holder."""
+        for key, entry in self._entries.items():
+            assert key == entry.key == key_of(entry.parent, entry.tokens), "a page is known by the wrong hash"
+            assert 0 < len(entry.tokens) <= self.page_size, "a page is known for more tokens than it holds"
+            assert self._by_page[entry.page] is entry, "two entries for one page"
+            assert (key in self._tails.get(entry.parent, {})) == (len(entry.tokens) < self.page_size)
+        assert len(self._by_page) == len(self._entries), "pages known by no key"
+        assert all(key in self._entries for tails in self._tails.values() for key in tails)
+        assert self.checkpoints.keys <= self._entries.keys(), "a checkpoint without its page"
+        self.checkpoints.check()
+        self.pages.check(held, set(self._by_page))
+
+    def _usable(self, entry: Entry, primed: bool, end: int, num_tokens: int) -> bool:
+        if primed and not entry.primed:
+            return False
+        return end < num_tokens and entry.key in self.checkpoints if self.recurrent else end <= num_tokens
+
+    def _offer_page(self, row: Published, number: int) -> None:
+        first = number * self.page_size
+        parent = row.keys[number - 1] if number else ROOT
+        if number == len(row.keys):
+            row.keys.append(key_of(parent, row.tokens[first : first + self.page_size]))
+        tokens = row.tokens[first : first + self.page_size]
+        self._add(Entry(row.keys[number], parent, tokens, row.pages[number], row.primed))
+
+    def _add(self, entry: Entry) -> None:
+        """Unless there is one that serves as well."""
+        known = self._entries.get(entry.key)
+        if known is not None and (known.primed or not entry.primed):
+            self.pages.touch(known.page)
+            return
+        if known is not None:
+            self._remove(known, with_checkpoint=False)
+            self.pages.uncache(known.page)
+        self.pages.cache(entry.page)
+        self._entries[entry.key] = self._by_page[entry.page] = entry
+        if len(entry.tokens) < self.page_size:
+            self._tails.setdefault(entry.parent, {})[entry.key] = entry
+
+    def _remove(self, entry: Entry, with_checkpoint: bool = True) -> None:
+        del self._entries[entry.key], self._by_page[entry.page]
+        if len(entry.tokens) < self.page_size:
+            del self._tails[entry.parent][entry.key]
+            if not self._tails[entry.parent]:
+                del self._tails[entry.parent]
+        if with_checkpoint:
+            self.checkpoints.drop(entry.key)
+
+    def _evicted(self, page: int) -> None:
+        self._remove(self._by_page[page])
+
+    def _lost(self, key: bytes) -> None:
+        """A tail is of no use without its checkpoint; a full page may still lead to a later one."""
+        entry = self._entries.get(key)
+        if entry is not None and len(entry.tokens) < self.page_size:
+            self.forget(entry.page)
