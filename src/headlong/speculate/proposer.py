@@ -1,5 +1,6 @@
 """What a drafter is. Plain decoding is the drafter that proposes nothing."""
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from torch import Tensor
@@ -23,6 +24,10 @@ class Proposer(Protocol):
         """Sees what the target computed and decided, right after the step was committed."""
         ...
 
+    def settle(self, row_ids: Iterable[str]) -> None:
+        """Writes what was put off for these rows: others are about to use their pages."""
+        ...
+
 
 class NoDrafts:
     """Plain decoding."""
@@ -36,3 +41,6 @@ class NoDrafts:
         self, plan: Plan, batch: Batch, context: Context, hidden_ND: Tensor, verdict: Verdict
     ) -> None:
         """Nothing to remember."""
+
+    def settle(self, row_ids: Iterable[str]) -> None:
+        """Nothing was put off."""

@@ -6,6 +6,8 @@
 """
 
 from collections.abc import Callable
+from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +20,14 @@ from headlong.types import Draft, Plan, RowPlan, Verdict
 Judge = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
+class _Found(NamedTuple):
+    """The verdict while it is on the device."""
+
+    tokens_L: Tensor
+    accepted_R: Tensor
+    finite_L: Tensor
+
+
 def verify(plan: Plan, draft: Draft | None, logits_LV: Tensor, sampler: Sampler) -> Verdict:
     device = logits_LV.device
     if not len(logits_LV):
@@ -28,21 +38,24 @@ def verify(plan: Plan, draft: Draft | None, logits_LV: Tensor, sampler: Sampler)
     tokens_L = sampler.choose(logits_LV, entries)
     firsts = plan.first_logits
     accepted_R = _matches(plan, draft, tokens_L, torch.tensor(firsts, device=device))
+    found = _Found(tokens_L, accepted_R, _finite(logits_LV, tokens_L))
     if draft is not None and draft.q_RKV is not None:
         for rule, judge in (("ratio", _judge_ratio), ("block", _judge_block)):
             rows = [n for n, row in enumerate(plan.rows) if row.num_drafts and _rule(row) == rule]
             if rows:
-                _decide(judge, rows, plan, draft, logits_LV, entries, sampler, firsts, tokens_L, accepted_R)
+                _decide(judge, rows, plan, draft, logits_LV, entries, sampler, firsts, found)
     logprobs = sampler.logprobs(logits_LV, tokens_L, entries)
-    num_rows, num_logits = len(plan.rows), len(tokens_L)
     drafts = [] if draft is None else [draft.tokens_RK.flatten()]
-    read_back = torch.cat((accepted_R, tokens_L, *drafts)).tolist()
-    accepted, flat = read_back[:num_rows], read_back[num_rows : num_rows + num_logits]
-    drafted = read_back[num_rows + num_logits :]
+    read_back = iter(torch.cat((*found, *drafts)).tolist())
+    flat = list(islice(read_back, len(tokens_L)))
+    accepted = list(islice(read_back, len(plan.rows)))
+    finite = list(islice(read_back, len(tokens_L)))
+    drafted = list(read_back)
     spans = [
         range(first, first + (count + 1 if row.samples else 0))
         for first, count, row in zip(firsts, accepted, plan.rows, strict=True)
     ]
+    poisoned = () if all(finite) else [n for n, span in enumerate(spans) if not all(finite[i] for i in span)]
     return Verdict(
         tokens_L=tokens_L,
         accepted_R=accepted_R,
@@ -53,6 +66,7 @@ def verify(plan: Plan, draft: Draft | None, logits_LV: Tensor, sampler: Sampler)
             for n, (count, row) in enumerate(zip(accepted, plan.rows, strict=True))
         ),
         logprobs=tuple(tuple(logprobs[i] for i in span if i in logprobs) for span in spans),
+        poisoned=tuple(poisoned),
     )
 
 
@@ -62,6 +76,12 @@ def _entries(plan: Plan, draft: Draft | None, sampler: Sampler) -> Entries:
         for row in plan.rows
     ]
     return Entries(rows, sampler.table, None if draft is None else draft.tokens_RK)
+
+
+def _finite(logits_LV: Tensor, tokens_L: Tensor) -> Tensor:
+    """1 where logits are numbers. NaN and +inf win every argmax, whatever the processing: the token that was chosen
+    tells of its whole row, and no second pass over the vocabulary is needed."""
+    return logits_LV.gather(1, tokens_L[:, None])[:, 0].isfinite().long()
 
 
 def _matches(plan: Plan, draft: Draft | None, tokens_L: Tensor, firsts_R: Tensor) -> Tensor:
@@ -88,8 +108,7 @@ def _decide(
     entries: Entries,
     sampler: Sampler,
     firsts: list[int],
-    tokens_L: Tensor,
-    accepted_R: Tensor,
+    found: _Found,
 ) -> None:
     """Replaces the verdict on these M rows by a judge's, in place. Shallow rows are padded to the deepest."""
     assert draft.q_RKV is not None
@@ -108,10 +127,11 @@ def _decide(
     units_MK = sampler.uniform(entries, index_MJ[:, :-1].flatten(), noise.ACCEPT).view(real_MK.shape)
     drafts_MK = draft.tokens_RK[at_M]
     count_M, rest_MV = judge(p_MJV, q_MJV, drafts_MK, units_MK, depth_M)
-    tokens_L[index_MJ[:, :-1][real_MK]] = drafts_MK[real_MK]
+    found.tokens_L[index_MJ[:, :-1][real_MK]] = drafts_MK[real_MK]
     last_M = first_M + count_M
-    tokens_L[last_M] = sampler.draw(rest_MV.log(), entries, last_M, noise.RESIDUAL)
-    accepted_R[at_M] = count_M
+    found.tokens_L[last_M] = sampler.draw(rest_MV.log(), entries, last_M, noise.RESIDUAL)
+    found.finite_L[last_M] *= rest_MV.sum(1).isfinite().long()  # q, too, may be no numbers
+    found.accepted_R[at_M] = count_M
 
 
 def _judge_ratio(p: Tensor, q: Tensor, drafts: Tensor, units: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,225 @@
+"""How many tokens each row drafts in a step. Its choices change speed, never tokens."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from headlong.speculate.acceptance import HOPE, Acceptance
+from headlong.speculate.costs import Costs, bucket
+from headlong.speculate.profile import Profile
+from headlong.speculate.utility import Candidate, Step, best, expect
+from headlong.types import Plan, StepTimes, Verdict
+
+PROBE_SHARE = 0.015
+"""Of all time, what may be lost to steps that are taken for what they teach."""
+PROBE_SAVINGS, PROBE_DEBT = 2.0, 2.0
+"""Plain steps that can be saved up for probes, and lost in advance after a surprise."""
+PROBE_EVERY, RETRY, HOPELESS = 8, 4, 32
+"""Steps until rows that do not draft are looked at again: after a probe, if it was too dear, if it could not pay."""
+ASIDE_EVERY = 32
+"""Steps after which rows that draft try another depth for once."""
+TOUR = (3, 1, 5, 3, 1, 5, 3, 1, 5, 0, 0, 0)
+"""Depths tried in turn where nothing is known of as many rows, or half or twice as many: thrice each, so that one
+measurement may go wrong."""
+TOUR_AGAIN = 256
+"""Hopeless looks after which the machine may have changed."""
+KEEP = 8
+"""Steps for which a choice stands if nothing new was learned of acceptance."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a decoding row may draft: at most `limit`, and no less if it is not `adaptive`."""
+
+    limit: int
+    adaptive: bool
+
+
+class Depths(Protocol):
+    def choose(self, wishes: Mapping[str, Wish], num_prompt_tokens: int) -> Mapping[str, int]:
+        """The depth of every row, by row id, for a step that also reads so many tokens of prompts."""
+        ...
+
+    def observe(self, plan: Plan, verdict: Verdict, times: StepTimes) -> None:
+        """Sees what a step gave and what it cost."""
+        ...
+
+
+class FixedDepths:
+    """Every row drafts as many as it may."""
+
+    def choose(self, wishes: Mapping[str, Wish], num_prompt_tokens: int) -> Mapping[str, int]:  # noqa: ARG002
+        return {row_id: wish.limit for row_id, wish in wishes.items()}
+
+    def observe(self, plan: Plan, verdict: Verdict, times: StepTimes) -> None:
+        """Nothing to learn."""
+
+
+class AdaptiveDepths:
+    """Chooses the depths that promise most tokens per second, by the costs and the acceptance seen so far, and now
+    and then others, to learn. What that loses is kept within `PROBE_SHARE`."""
+
+    def __init__(self, max_depth: int, profile: Profile | None = None) -> None:
+        self.costs = Costs()
+        self.acceptance = Acceptance(max_depth)
+        self._tours: dict[int, int] = {}
+        """By row count, the steps taken to get to know it."""
+        self._touring = False
+        for cost in profile.costs if profile is not None else ():
+            self.costs.seed(cost.rows, cost.depth, cost.verify, cost.draft)
+            self._tours[bucket(cost.rows)] = len(TOUR)
+        self._credit = 0.0
+        """Seconds that probes may lose; seconds as the tables have them, here and below."""
+        self._until_probe, self._until_aside = 0, ASIDE_EVERY
+        self._hopeless = 0
+        """Looks in a row that found no row worth a probe."""
+        self._probing: dict[str, float] = {}
+        """Rows that draft in this step only to be seen, and how likely their drafts seemed to stand."""
+        self._rate_aside: float | None = None
+        """In a step that is not the best, the rate of the best."""
+        self._surprised = False
+        """Whether far more of the last step's stood."""
+        self._paused: frozenset[str] = frozenset()
+        """Decoding rows that did not draft in the last step: when they do, the head must catch up first."""
+        self._plain_turn = False
+        self._whose: frozenset[str] = frozenset()
+        self._choice: tuple[Mapping[str, Wish], Step, int] | None = None
+        """The last one, for whom, and how often it may be used again."""
+
+    def choose(self, wishes: Mapping[str, Wish], num_prompt_tokens: int) -> Mapping[str, int]:
+        self._probing, self._rate_aside, self._touring = {}, None, False
+        if wishes.keys() != self._whose:
+            self._whose = frozenset(wishes)
+            self.acceptance.keep(self._whose)
+        if not any(wish.adaptive and wish.limit for wish in wishes.values()):
+            return {row_id: wish.limit for row_id, wish in wishes.items()}
+        depths = None if self._is_known(len(wishes)) else self._tour(wishes, num_prompt_tokens)
+        if depths is None:
+            chosen = self._best(wishes)
+            depths = self._probe(wishes, chosen) or chosen.depths
+        return dict(zip(wishes, depths, strict=True))
+
+    def observe(self, plan: Plan, verdict: Verdict, times: StepTimes) -> None:
+        drafting = [
+            (row, accepted)
+            for row, accepted in zip(plan.rows, verdict.accepted, strict=True)
+            if row.num_drafts
+        ]
+        self.acceptance.tick()
+        for row, accepted in drafting:
+            self.acceptance.observe(row.request.id, row.num_drafts, accepted)
+        if drafting and self._choice is not None:
+            # Many rows learn little in a step, and looking at all of them takes its time.
+            whose, chosen, left = self._choice
+            self._choice = (whose, chosen, min(left, len(plan.rows) // 8))
+        self._surprised = _is_surprising(
+            [self._probing[row.request.id] for row, _ in drafting if row.request.id in self._probing],
+            sum(accepted > 0 and row.request.id in self._probing for row, accepted in drafting),
+        )
+        resumed = any(row.request.id in self._paused for row, _ in drafting)
+        decoding = [row for row in plan.rows if not row.known_tokens]
+        self._paused = frozenset(row.request.id for row in decoding if not row.num_drafts)
+        if len(decoding) < len(plan.rows):
+            return  # the prompts' share of the time cannot be told
+        rows, drafts = len(decoding), sum(row.num_drafts for row in decoding)
+        self.costs.observe(
+            rows, drafts, len(drafting), plan.num_drafts, times.verify, times.draft, resumed=resumed
+        )
+        seconds = self.costs.seconds(rows, drafts, len(drafting), plan.num_drafts)
+        self._credit += PROBE_SHARE * seconds
+        if self._rate_aside is not None:
+            gained = rows + sum(accepted for _, accepted in drafting)
+            self._credit -= seconds - gained / self._rate_aside
+        self._credit = min(self._credit, PROBE_SAVINGS * self.costs.verify.at(rows, 0))
+        if self._touring:
+            self._tours[bucket(rows)] = self._tours.get(bucket(rows), 0) + 1
+
+    def _candidates(self, wishes: Mapping[str, Wish]) -> list[Candidate]:
+        curve = self.acceptance.curve
+        return [
+            Candidate(row_id, curve(row_id), wish.limit, wish.adaptive) for row_id, wish in wishes.items()
+        ]
+
+    def _best(self, wishes: Mapping[str, Wish]) -> Step:
+        if self._choice is not None:
+            whose, chosen, left = self._choice
+            if left and whose == wishes:
+                self._choice = (whose, chosen, left - 1)
+                return chosen
+        chosen = best(self._candidates(wishes), self.costs)
+        self._choice = (wishes, chosen, KEEP)
+        return chosen
+
+    def _is_known(self, rows: int) -> bool:
+        """Whether so many rows were toured, or at least half or at most twice as many."""
+        return any(done >= len(TOUR) and rows <= 2 * known <= 4 * rows for known, done in self._tours.items())
+
+    def _tour(self, wishes: Mapping[str, Wish], num_prompt_tokens: int) -> list[int]:
+        """The next depth of the tour; none beside prompts, where nothing could be measured."""
+        self._touring = not num_prompt_tokens
+        depth = TOUR[self._tours.get(bucket(len(wishes)), 0)] if self._touring else 0
+        return [min(depth, wish.limit) if wish.adaptive else wish.limit for wish in wishes.values()]
+
+    def _probe(self, wishes: Mapping[str, Wish], chosen: Step) -> tuple[int, ...] | None:
+        """Other depths than the best, if something may be learned and enough was saved up for what it loses."""
+        self._until_probe -= 1
+        self._until_aside -= 1
+        if self._until_probe <= 0 or self._surprised:
+            idle = self._worth_a_look(wishes, chosen)
+            depths = tuple(1 if number in idle else depth for number, depth in enumerate(chosen.depths))
+            self._until_probe = RETRY if idle else HOPELESS
+            self._hopeless = 0 if idle or any(chosen.depths) else self._hopeless + 1
+            if self._hopeless >= TOUR_AGAIN:
+                self._hopeless = 0
+                self._tours.clear()
+            if idle and self._affordable(wishes, depths, chosen):
+                self._until_probe = PROBE_EVERY
+                ids = [row_id for number, row_id in enumerate(wishes) if number in idle]
+                self._probing = {row_id: self.acceptance.curve(row_id).stands[1] for row_id in ids}
+                return depths
+        if self._until_aside <= 0:
+            self._until_aside = ASIDE_EVERY
+            depths = self._aside(wishes, chosen)
+            if any(chosen.depths) and self._affordable(wishes, depths, chosen):
+                return depths
+        return None
+
+    def _worth_a_look(self, wishes: Mapping[str, Wish], chosen: Step) -> frozenset[int]:
+        """The rows that do not draft but would, were their drafts as good as drafts can be."""
+        idle = [
+            number
+            for number, (wish, depth) in enumerate(zip(wishes.values(), chosen.depths, strict=True))
+            if wish.adaptive and wish.limit and not depth
+        ]
+        if not idle:
+            return frozenset()
+        hopeful = self._candidates(wishes)
+        for number in idle:
+            hopeful[number] = hopeful[number]._replace(curve=HOPE)
+        hoped = best(hopeful, self.costs)
+        return frozenset(number for number in idle if hoped.depths[number])
+
+    def _aside(self, wishes: Mapping[str, Wish], chosen: Step) -> tuple[int, ...]:
+        """By turns one draft more for every row that drafts, and none at all."""
+        self._plain_turn = not self._plain_turn
+        more = 0 if self._plain_turn else 1
+        return tuple(
+            depth if not wish.adaptive or not depth else min(depth + 1, wish.limit) * more
+            for wish, depth in zip(wishes.values(), chosen.depths, strict=True)
+        )
+
+    def _affordable(self, wishes: Mapping[str, Wish], depths: tuple[int, ...], chosen: Step) -> bool:
+        """Whether savings cover what a step is expected to lose against the best. What it does lose is paid later."""
+        step = expect(self._candidates(wishes), depths, self.costs)
+        debt = PROBE_DEBT * self.costs.verify.at(len(wishes), 0) if self._surprised else 0.0
+        if step.seconds - step.tokens / chosen.rate > self._credit + debt:
+            return False
+        self._rate_aside = chosen.rate
+        return True
+
+
+def _is_surprising(chances: list[float], stood: int) -> bool:
+    """Whether all drafts stood that had these chances to, or far more than was to be expected."""
+    spread = math.sqrt(sum(chance * (1.0 - chance) for chance in chances))
+    return bool(chances) and (stood == len(chances) or stood > sum(chances) + 2.0 * spread)

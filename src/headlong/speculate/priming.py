@@ -1,0 +1,102 @@
+"""How the MTP head reads pairs (target hidden, next token) it did not see at once.
+
+A pair leaves keys and values behind; what the head says of it is wanted of a row's last pair alone. Many pairs are
+therefore read in two passes: keys and values of all but the last ones, then the last ones whole. Knows pages and
+positions, not who waits for what.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from headlong.layers.attention import Attention
+from headlong.layers.context import Context
+from headlong.models.decoder import DecoderModel
+from headlong.models.mtp import MtpHead
+from headlong.ops.rope.reference import angles
+from headlong.state.layer import KvState
+from headlong.state.pages import page_table
+from headlong.state.state import RowState, State
+from headlong.types import Rows
+
+WHOLE = 32
+"""So many pairs at most are read whole in one pass: the second pass would cost more than it saves."""
+
+
+class Pairs(NamedTuple):
+    """A row's pairs at positions `start`, `start` + 1, …: a hidden state each, and the token after it."""
+
+    held: RowState
+    start: int
+    hidden_ND: Tensor
+    tokens: Sequence[int]
+
+    def part(self, first: int, last: int) -> "Pairs":
+        return Pairs(self.held, self.start + first, self.hidden_ND[first:last], self.tokens[first:last])
+
+
+class PairReader:
+    """One head over the state it shares with its target."""
+
+    def __init__(self, model: DecoderModel, head: MtpHead, state: State) -> None:
+        self.model = model
+        self.head = head
+        self.state = state
+
+    def read(self, rows: list[Pairs]) -> None:
+        """Primes the head with these pairs; the last of each row gives its carry. Later than at once makes no
+        difference: what a pair leaves depends on the pairs before it alone."""
+        if sum(len(row.tokens) for row in rows) > WHOLE:
+            self._write([row.part(0, len(row.tokens) - 1) for row in rows if len(row.tokens) > 1])
+            rows = [row.part(len(row.tokens) - 1, len(row.tokens)) for row in rows]
+        lens = tuple(len(row.tokens) for row in rows)
+        context = self._context(rows, [row.start for row in rows], lens, [row.held.pages for row in rows])
+        out_ND = self.head.forward(*self._inputs(rows), context, self.state.layers)
+        last, total = [], 0
+        for length in lens:
+            total += length
+            last.append(total - 1)
+        slots = torch.tensor([row.held.slot for row in rows], device=out_ND.device)
+        self.state.carry_SD[slots] = out_ND[torch.tensor(last, device=out_ND.device)]
+
+    def _write(self, rows: list[Pairs]) -> None:
+        """Keys and values alone. The attention op writes them and then attends, which is wasted here; every page is
+        shown to it as a sequence of its own, so that a long past costs nothing."""
+        size = self.state.page_size
+        starts, lens, pages = [], [], []
+        for row in rows:
+            position, end = row.start, row.start + len(row.tokens)
+            while position < end:
+                count = min(end, position - position % size + size) - position
+                starts.append(position % size)
+                lens.append(count)
+                pages.append([row.held.pages[position // size]])
+                position += count
+        context = self._context(rows, starts, tuple(lens), pages)
+        layer = self.head.layer
+        mixer, kv = layer.mixer, self.state.layers[layer.name]
+        assert isinstance(mixer, Attention) and isinstance(kv, KvState)
+        embedding_ND, hidden_ND = self._inputs(rows)
+        pair = (self.head.embedding_norm(embedding_ND), self.head.hidden_norm(hidden_ND))
+        x_ND = self.head.fc(torch.cat(pair, dim=-1)).to(hidden_ND.dtype)
+        projected = mixer.project(layer.mixer_norm(x_ND))
+        mixer.attend(projected, kv.keys, kv.values, context.angles, context.attention)
+
+    def _inputs(self, rows: list[Pairs]) -> tuple[Tensor, Tensor]:
+        tokens = [token for row in rows for token in row.tokens]
+        hidden = [row.hidden_ND for row in rows]
+        hidden_ND = hidden[0] if len(hidden) == 1 else torch.cat(hidden)
+        return self.model.embed(torch.tensor(tokens, device=hidden_ND.device)), hidden_ND
+
+    def _context(
+        self, rows: list[Pairs], starts: list[int], lens: tuple[int, ...], pages: list[list[int]]
+    ) -> Context:
+        """Rotations by the pairs' true positions; where they are written, by the starts and pages given."""
+        ops, device = self.model.ops, self.state.carry_SD.device
+        positions = [row.start + place for row in rows for place in range(len(row.tokens))]
+        rotation = angles(torch.tensor(positions, device=device), self.model.rotary, ops.activation_dtype)
+        nothing = (0,) * len(lens)
+        step = Rows(nothing, tuple(starts), lens, nothing, nothing)
+        return Context(rotation, ops.plan_attention(step, page_table(pages, device), self.state.page_size))

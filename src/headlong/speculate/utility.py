@@ -1,0 +1,82 @@
+"""Which depths promise most tokens per second. Pure arithmetic over costs and acceptance; remembers nothing."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from headlong.speculate.acceptance import Curve
+from headlong.speculate.costs import Costs
+
+
+class Candidate(NamedTuple):
+    """A decoding row: what its drafts are worth and how many it may have. One that is not `free` takes them all."""
+
+    row_id: str
+    curve: Curve
+    limit: int
+    free: bool
+
+
+class Step(NamedTuple):
+    """A way to take the next step, one depth per candidate, and what is expected of it."""
+
+    depths: tuple[int, ...]
+    tokens: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+def expect(rows: Sequence[Candidate], depths: Sequence[int], costs: Costs) -> Step:
+    tokens = len(rows) + sum(row.curve.gains[depth] for row, depth in zip(rows, depths, strict=True))
+    drafting = sum(depth > 0 for depth in depths)
+    seconds = costs.seconds(len(rows), sum(depths), drafting, max(depths))
+    return Step(tuple(depths), tokens, seconds)
+
+
+def best(rows: Sequence[Candidate], costs: Costs) -> Step:
+    """Looks at every common depth limit; under it a row stops where a further draft would earn less than its own time
+    is worth. What time is worth is the best rate itself, so with several rows it is asked for twice."""
+    found = plain = expect(rows, [0 if row.free else row.limit for row in rows], costs)
+    for _ in range(min(2, len(rows))):
+        worth = found.rate
+        found = max(plain, _best_limit(rows, worth, costs), key=lambda step: step.rate)
+        if found.rate <= worth * 1.01:
+            break
+    return found
+
+
+def _best_limit(rows: Sequence[Candidate], worth: float, costs: Costs) -> Step:
+    """`worth`: tokens that a second could give."""
+    free = [row for row in rows if row.free]
+    fixed = [row for row in rows if not row.free]
+    deepest = max(row.limit for row in rows)
+    dear = worth * (costs.verify.slope(len(rows)) + costs.draft_share(len(rows), deepest))
+    ends = [_end(row, dear) for row in free]
+    live = [(row.curve.stands, end) for row, end in zip(free, ends, strict=True) if end]
+    tokens = len(rows) + sum(row.curve.gains[row.limit] for row in fixed)
+    drafts = sum(row.limit for row in fixed)
+    drafting = len(live) + sum(row.limit > 0 for row in fixed)
+    least = max((row.limit for row in fixed), default=0)
+    limit, best_tokens, best_seconds = 0, 0.0, 1.0
+    for depth in range(1, max(ends, default=0) + 1):
+        for stands, end in live:
+            if end >= depth:
+                tokens += stands[depth]
+                drafts += 1
+        seconds = costs.seconds(len(rows), drafts, drafting, max(depth, least))
+        if tokens * best_seconds > best_tokens * seconds:
+            limit, best_tokens, best_seconds = depth, tokens, seconds
+    own = iter(ends)
+    depths = tuple(min(next(own), limit) if row.free else row.limit for row in rows)
+    return Step(depths, best_tokens, best_seconds)
+
+
+def _end(row: Candidate, dear: float) -> int:
+    """Later drafts stand less often than earlier ones, so the first that is too dear ends the row."""
+    stands = row.curve.stands
+    for depth in range(1, row.limit + 1):
+        if stands[depth] <= dear:
+            return depth - 1
+    return row.limit
