@@ -3,7 +3,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: run chat serve browser test test-all lint format bench install help clean
+.PHONY: run chat serve browser test test-all soak lint format bench install help clean
 
 run: $(STAMP)            ## install, then generate from the embedded model, MTP against plain
 	$(BIN)/headlong run --compare "Write a short story about a shy dragon who learns to share."
@@ -28,6 +28,11 @@ test: $(STAMP) browser   ## the default tests: CPU, no network, minutes
 
 test-all: $(STAMP)       ## the slow tier too (GPU tests skip without a GPU)
 	$(BIN)/python -m pytest
+
+# Thousands of random schedules, then many requests with faults among them; SOAK="--minutes 5" shortens the second.
+soak: $(STAMP)           ## none lost, none wrong, memory flat: half an hour or more
+	$(BIN)/python -m pytest -m slow tests/simulator
+	$(BIN)/python benchmarks/soak.py $(SOAK)
 
 lint: $(STAMP)           ## ruff (lint and format) and pyright
 	$(BIN)/ruff check .

@@ -6,6 +6,8 @@ import itertools
 import logging
 import queue
 import threading
+import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,9 @@ from headlong.types import Request, StepOutput
 log = logging.getLogger(__name__)
 Item = Chunk | BaseException
 OnStep = Callable[[StepOutput], None]
+MAX_RESTARTS = 3
+RESTART_SECONDS = 600.0
+"""An engine that failed begins anew so often within this time; after that it stays down and says so."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,8 @@ class EngineLoop:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, tuple[Collector, _Outlet]] = {}
         self._lock = threading.Lock()
+        self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS)
+        """When the engine began anew, the last few times."""
         self.ended: str | None = None
         """Why nothing more is taken; set under the lock, after which the inbox only empties."""
         self._thread = threading.Thread(target=self._run, name="headlong-engine", daemon=True)
@@ -166,21 +173,51 @@ class EngineLoop:
         self._thread.join()
 
     def _run(self) -> None:
-        error: BaseException = HeadlongError("the engine was closed before this request ended")
-        try:
-            while self._read_inbox():
+        error = None
+        while error is None:
+            try:
+                if not self._read_inbox():
+                    break
                 if self._engine.has_work:
-                    self._dispatch(self._engine.step())
-        except Exception as failure:
-            error = failure
-            with self._lock:
-                self.ended = f"the engine stopped after an error: {failure!r}"
-            log.exception("the engine stopped")
+                    self._advance()
+            except Exception as failure:
+                log.exception("the engine stopped")
+                # Whoever is told, and asks at once how the engine is, must hear what came of it.
+                error = None if self._restart(failure) else failure
+                self._end_streams(failure)
         while not self._inbox.empty():
             command = self._inbox.get()
             if command is not None:
                 command()
-        _deliver([(outlet, error) for _, outlet in self._streams.values()])
+        self._end_streams(error or HeadlongError("the engine was closed before this request ended"))
+
+    def _advance(self) -> None:
+        step = self._engine.step()
+        if self._engine.failure is not None:
+            raise HeadlongError(self._engine.failure)
+        self._dispatch(step)
+
+    def _restart(self, error: Exception) -> bool:
+        """Whether the engine could begin anew: not if it had to too often, nor if its state is beyond repair."""
+        now = time.monotonic()
+        told = str(error) if isinstance(error, HeadlongError) else repr(error)
+        if len(self._restarts) == MAX_RESTARTS and now - self._restarts[0] < RESTART_SECONDS:
+            told += f"; {MAX_RESTARTS} restarts within {RESTART_SECONDS / 60:.0f} minutes did not help"
+        else:
+            try:
+                self._engine.restart()
+                self._restarts.append(now)
+                log.warning("the engine begins anew after an error: %s", told)
+                return True
+            except Exception as failure:
+                log.exception("the engine cannot begin anew")
+                told += f"; it could not begin anew: {failure!r}"
+        with self._lock:
+            self.ended = self.ended or f"the engine stopped after an error: {told}"
+        return False
+
+    def _end_streams(self, error: Exception) -> None:
+        _deliver([(outlet, error) for outlet in {outlet for _, outlet in self._streams.values()}])
         self._streams.clear()
 
     def _read_inbox(self) -> bool:

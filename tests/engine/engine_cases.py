@@ -135,14 +135,16 @@ def requests_of(llm: LLM, cases: list[tuple[tuple[int, ...], SamplingParams]]) -
 
 def with_depth(requests: list[Request], depths: list[int]) -> list[Request]:
     """The same requests, request i drafting `depths[i % len(depths)]` tokens a step."""
-    return [replace(r, draft_tokens=depths[i % len(depths)]) for i, r in enumerate(requests)]
+    return [replace(r, draft_tokens=depths[i % len(depths)], adaptive=False) for i, r in enumerate(requests)]
 
 
 def plain_alone(llm: LLM, requests: list[Request]) -> dict[str, Result]:
-    """The truth: each request by itself, without drafts."""
+    """The truth: each request by itself, without drafts and with nothing in the prefix cache, before or after."""
     results: dict[str, Result] = {}
     for request in with_depth(requests, [0]):
+        llm.engine.state.drop_cache()
         results |= drive(llm, [request]).results
+    llm.engine.state.drop_cache()
     return results
 
 

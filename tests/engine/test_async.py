@@ -7,6 +7,7 @@ import pytest
 from engine_cases import STORY, assert_all_free, load
 
 from headlong import AsyncLLM, Completion, HeadlongError, RequestError, SamplingParams
+from headlong.async_llm import MAX_RESTARTS
 
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)
 PATIENCE = 60
@@ -215,8 +216,13 @@ def test_a_failing_step_reaches_every_stream(monkeypatch):
         for task in tasks:
             with pytest.raises(RuntimeError, match="the device is gone"):
                 await asyncio.wait_for(task, 5)
-        with pytest.raises(HeadlongError, match=r"stopped after an error.*the device is gone"):
+        for _ in range(MAX_RESTARTS):  # the engine begins anew, a bounded number of times
+            assert llm.failure is None
+            with pytest.raises(RuntimeError, match="the device is gone"):
+                await asyncio.wait_for(llm.generate("The dog"), 5)
+        with pytest.raises(HeadlongError, match=r"stopped after an error.*the device is gone.*did not help"):
             await asyncio.wait_for(llm.generate("The dog"), 5)
+        assert llm.failure is not None
         await llm.close()
 
     asyncio.run(asyncio.wait_for(body(), PATIENCE))

@@ -20,9 +20,13 @@ HERMES = """\
 """
 
 
+REPEATABLE = {"draft_tokens": 3, "prefix_cache": False}
+"""The same figures for the same request: no depth that hangs on a clock, nothing cached by an earlier test."""
+
+
 @pytest.fixture(scope="session")
 def server():
-    with RunningServer() as running:
+    with RunningServer(**REPEATABLE) as running:
         yield running
 
 
@@ -31,14 +35,14 @@ def tool_server(tmp_path_factory):
     """The embedded weights behind Qwen3.5's template: tools in the qwen3_coder format, and thinking."""
     template = (TEMPLATES / "Qwen3.5-4B.jinja").read_text()
     folder = model_with_template(tmp_path_factory.mktemp("models") / "tale-tools", template)
-    with RunningServer(model=str(folder)) as running:
+    with RunningServer(model=str(folder), **REPEATABLE) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def hermes_server(tmp_path_factory):
     folder = model_with_template(tmp_path_factory.mktemp("models") / "tale-hermes", HERMES)
-    with RunningServer(model=str(folder)) as running:
+    with RunningServer(model=str(folder), **REPEATABLE) as running:
         yield running
 
 

@@ -119,3 +119,33 @@ def test_the_log_holds_peoples_text_only_if_asked(wanted):
     text = answer["choices"][0]["message"]["content"]
     assert ("shy dragon" in told.getvalue()) == wanted
     assert (entry.get("output") == [text]) == wanted
+
+
+def test_a_prompt_asked_again_is_not_read_again():
+    """As it is by default: the cache on, and drafts where they pay."""
+    body = {
+        "model": "tale-20m",
+        "prompt": "Once upon a time there was a fox. " * 30,
+        "max_tokens": 8,
+        "temperature": 0,
+    }
+    with RunningServer() as running, running.client() as http:
+        first, second = (http.post("/v1/completions", json=body).json() for _ in range(2))
+        assert second["choices"][0]["text"] == first["choices"][0]["text"]
+        cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in (first, second)]
+        asked = first["usage"]["prompt_tokens"]
+        assert cached[0] == 0 and asked / 2 < cached[1] < asked
+        assert (
+            second["timings"]["cache_n"] == cached[1] and second["timings"]["prompt_n"] == asked - cached[1]
+        )
+        metrics = http.get("/metrics").text
+        assert f'headlong:prefix_cache_hits_total{{model_name="tale-20m"}} {float(cached[1])}' in metrics
+        message = {
+            "model": "tale-20m",
+            "max_tokens": 4,
+            "messages": [{"role": "user", "content": body["prompt"]}],
+        }
+        answers = [http.post("/v1/messages", json=message).json()["usage"] for _ in range(2)]
+        assert answers[1]["cache_read_input_tokens"] > 0
+        totals = [usage["input_tokens"] + usage["cache_read_input_tokens"] for usage in answers]
+        assert totals[0] == totals[1]

@@ -19,6 +19,7 @@ class Collector:
         self._accepted = 0
         self._tried: list[int] = []
         self._agreed: list[int] = []
+        self._cached = 0
         self._prompt_seconds = 0.0
         self._decode_seconds = 0.0
 
@@ -37,6 +38,7 @@ class Collector:
             self._count_drafts(output)
         elif output.token_ids:
             self._prompt_seconds += step.seconds
+        self._cached = max(self._cached, output.num_cached)
         self._text.append(output.text)
         self._tokens.extend(output.token_ids)
         self._logprobs.extend(output.logprobs)
@@ -76,6 +78,7 @@ class Collector:
             tried_per_position=tuple(self._tried),
             accepted_per_position=tuple(self._agreed),
             prompt_tokens=len(self.request.prompt),
+            cached_tokens=self._cached,
             prompt_seconds=self._prompt_seconds,
             decode_seconds=self._decode_seconds,
             mtp=self._mtp(),

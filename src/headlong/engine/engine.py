@@ -7,32 +7,46 @@ import torch
 
 from headlong.config import EngineConfig
 from headlong.engine.build import Built
+from headlong.engine.faults import Faults
+from headlong.engine.proposers import make_proposer, resolve_proposer
 from headlong.engine.row import Row
 from headlong.engine.runner import Runner
 from headlong.engine.scheduler import Scheduler
-from headlong.errors import RequestError
+from headlong.errors import HeadlongError, RequestError
 from headlong.params import SamplingParams
-from headlong.sampling.sampler import Sampler
+from headlong.sampling.sampler import Sampler, needs_q
 from headlong.sampling.table import SamplingTable
-from headlong.speculate.mtp import MtpProposer
-from headlong.speculate.proposer import NoDrafts, Proposer
+from headlong.speculate.depth import AdaptiveDepths, Depths, FixedDepths
+from headlong.speculate.profile import conditions
+from headlong.speculate.profile import load as load_profile
 from headlong.speculate.verify import verify
-from headlong.state.specs import Capacity
+from headlong.state.specs import Capacity, PrefixCapacity
 from headlong.state.state import State
 from headlong.text.tokenizer import Tokenizer
-from headlong.types import Request, StepOutput
+from headlong.types import Request, StepOutput, StepTimes
+
+USUAL_DRAFTS = 3
 
 
 class Engine:
     """One model, one state, many rows. Not thread-safe: one caller steps it."""
 
-    def __init__(self, built: Built, config: EngineConfig, tokenizer: Tokenizer | None = None) -> None:
-        model, head = built.model, built.head
+    def __init__(
+        self,
+        built: Built,
+        config: EngineConfig,
+        tokenizer: Tokenizer | None = None,
+        drafter: Built | None = None,
+    ) -> None:
+        """`drafter` is the model that the proposer `draft` drafts with."""
+        model, drafting = built.model, resolve_proposer(config, built, drafter)
+        head = built.head if "mtp" in drafting.parts else None
         self.model = model
         self.tokenizer = tokenizer
         self.max_len, num_pages = config.resolve_context(model.config.max_position)
-        self.max_drafts = config.max_draft_tokens if head is not None else 0
+        self.max_drafts = config.max_draft_tokens if drafting.parts else 0
         self.drafts = min(config.drafts, self.max_drafts)
+        self.adaptive = config.draft_tokens == "auto"
         specs = model.state_specs | (head.state_specs if head is not None else {})
         capacity = Capacity(
             num_pages=num_pages,
@@ -43,31 +57,59 @@ class Engine:
             dtype=built.ops.activation_dtype,
             device=built.ops.device,
         )
-        self.state = State(specs, model.config.hidden_size, capacity)
+        prefix = PrefixCapacity(
+            device_bytes=config.prefix_device_bytes,
+            host_bytes=config.prefix_host_bytes,
+            head=head is not None,
+        )
+        self.state = State(specs, model.config.hidden_size, capacity, prefix if config.prefix_cache else None)
         table = SamplingTable(config.max_rows, model.config.vocab_size, built.ops.device)
         self.sampler = Sampler(table)
-        self.scheduler = Scheduler(self.state, table, config.chunk_tokens)
         self.runner = Runner(model, self.state)
-        self.proposer: Proposer = NoDrafts()
-        if head is not None:
-            self.proposer = MtpProposer(model, head, self.state, self.sampler)
+        self.proposer = make_proposer(drafting, config, built, drafter, self.state, self.sampler)
+        drafted_by = f"{config.proposer} {config.drafter} {config.draft_quantization} {config.draft_dtype}"
+        self.conditions = conditions(model.config, built.ops.dtype, built.ops.device, drafted_by)
+        """What the costs of drafting depend on."""
+        self.depths: Depths = FixedDepths()
+        if self.max_drafts:
+            self.depths = AdaptiveDepths(self.max_drafts, load_profile(self.conditions))
+        self.scheduler = Scheduler(self.state, table, self.depths, config.chunk_tokens, self.proposer.settle)
+        self.faults = Faults(self.scheduler)
+        self._check_every_step = config.check_every_step
 
     @torch.inference_mode()
     def step(self) -> StepOutput:
-        """One pass: draft, verify, commit. Every row with room advances by at least a token or a chunk."""
+        """One pass, whatever goes wrong in it: rows that a fault concerns are read again or end with an error."""
+        step = self.faults.guarded(self._pass)
+        if self._check_every_step:
+            self.check_integrity()
+        return step
+
+    def _pass(self) -> StepOutput:
+        """Draft, verify, commit. Every row with room advances by at least a token or a chunk."""
         started = time.perf_counter()
         plan = self.scheduler.plan()
         if not plan.rows:
             return StepOutput(num_waiting=len(self.scheduler.waiting))
         draft = self.proposer.propose(plan)
+        plan = plan.fitted(draft)
+        drafted = time.perf_counter()
         batch = self.runner.batch(plan, draft)
         context = self.runner.context(batch)
         hidden, logits = self.runner.forward(batch, context)
         verdict = verify(plan, draft, logits, self.sampler)
-        self.state.commit(plan, verdict)
+        self.state.commit(plan, verdict, hidden)
+        verified = time.perf_counter()
         self.proposer.observe(plan, batch, context, hidden, verdict)
+        observed = time.perf_counter()
+        plan, verdict = self.faults.sort_out(plan, verdict)
+        rows = self.scheduler.finish(plan, verdict)
+        draft_seconds = drafted - started + observed - verified
+        self.depths.observe(
+            plan, verdict, StepTimes(draft_seconds, time.perf_counter() - started - draft_seconds)
+        )
         return StepOutput(
-            rows=self.scheduler.finish(plan, verdict),
+            rows=rows,
             num_prompt_tokens=sum(row.query_len for row in plan.rows if row.known_tokens),
             num_rows=len(plan.rows),
             num_waiting=len(self.scheduler.waiting),
@@ -77,6 +119,8 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queues a request; one that could never run is refused here."""
+        if self.failure is not None:
+            raise HeadlongError(self.failure)
         self.check(request)
         if self.scheduler.find(request.id) is not None:
             raise RequestError(f"request id {request.id!r} is in use")
@@ -87,8 +131,17 @@ class Engine:
         row = self.scheduler.find(request_id)
         if row is None:
             return StepOutput()
-        self.scheduler.remove(row)
+        self.faults.take_out(row)
         return StepOutput(rows=(row.cancel(),))
+
+    @property
+    def failure(self) -> str | None:
+        """Why nothing more is taken; None while the engine is well."""
+        return self.faults.failure
+
+    def restart(self) -> None:
+        """Lets an engine that failed try again. It has no rows then; those it had have ended."""
+        self.faults.restart()
 
     @property
     def has_work(self) -> bool:
@@ -99,16 +152,24 @@ class Engine:
         self.state.check_integrity()
         assert set(self.state.rows) == {row.id for row in self.scheduler.running}
 
-    def resolve_drafts(self, params: SamplingParams) -> int:
-        """How deep this request drafts: its own wish, else the engine's; 0 without a head."""
+    @property
+    def usual_drafts(self) -> int:
+        """What drafting amounts to where nobody says: for people, since the engine may choose anew every step."""
+        return min(USUAL_DRAFTS, self.drafts) if self.adaptive else self.drafts
+
+    def resolve_drafts(self, params: SamplingParams) -> tuple[int, bool]:
+        """How deep this request drafts at most, its own wish or the engine's, 0 where nobody drafts; and whether less
+        will do where that pays."""
         if params.draft_tokens is None:
-            return self.drafts
+            # What `ratio` and `block` emit depends on the depth: it must not hang on how fast steps are.
+            adaptive = self.adaptive and not needs_q(params)
+            return (self.drafts if adaptive else self.usual_drafts), adaptive
         if self.max_drafts and params.draft_tokens > self.max_drafts:
             raise RequestError(
                 f"draft_tokens {params.draft_tokens} is above this engine's maximum of {self.max_drafts}; "
                 "start it with a larger max_draft_tokens"
             )
-        return min(params.draft_tokens, self.max_drafts)
+        return min(params.draft_tokens, self.max_drafts), False
 
     def check(self, request: Request) -> None:
         """Refuses what could never run, naming the field. Reads nothing that changes: any thread may ask."""

@@ -21,6 +21,10 @@ class Totals:
 
     steps: int = 0
     prompt_tokens: int = 0
+    asked_tokens: int = 0
+    """Of the prompts that were answered, read or not."""
+    cached_tokens: int = 0
+    """Those of them that the prefix cache had."""
     generated_tokens: int = 0
     row_steps: int = 0
     """Decoding steps, counted once for each row in them."""
@@ -42,6 +46,8 @@ class Totals:
         for row in step.rows:
             self.generated_tokens += len(row.token_ids)
             if row.is_first:
+                self.asked_tokens += len(row.request.prompt)
+                self.cached_tokens += row.num_cached
                 continue
             self.row_steps += 1
             self.decoded_tokens += len(row.token_ids)

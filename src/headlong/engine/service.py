@@ -15,6 +15,7 @@ from headlong.config import EngineConfig
 from headlong.engine.build import build, survey
 from headlong.engine.collect import Collector
 from headlong.engine.engine import Engine
+from headlong.engine.proposers import load_draft_model
 from headlong.errors import CheckpointError, ConfigError, RequestError
 from headlong.params import SamplingParams
 from headlong.progress import ProgressFn, silent
@@ -51,6 +52,8 @@ class Service:
         blueprint = survey(checkpoint, config)
         tokenizer = _tokenizer(checkpoint)
         built = build(blueprint, device=device, progress=progress)
+        drafter = load_draft_model(config, blueprint.config.vocab_size, device, progress)
+        engine = Engine(built, config, tokenizer, drafter)
         template = None
         if tokenizer is not None and tokenizer.chat_template:
             template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
@@ -59,13 +62,13 @@ class Service:
         if tokenizer is not None:
             grammars = GrammarCompiler(tokenizer, blueprint.config.vocab_size, eos_ids)
         return cls(
-            engine=Engine(built, config, tokenizer),
+            engine=engine,
             folder=folder,
             tokenizer=tokenizer,
             template=template,
             eos_ids=eos_ids,
             recommended=checkpoint.generation_config,
-            head_refusal=built.head_refusal,
+            head_refusal=None if engine.max_drafts else built.head_refusal,
             grammars=grammars,
         )
 
@@ -101,6 +104,7 @@ class Service:
         """One request per choice; they share the seed and differ in the choice. Compiling a grammar that was
         not seen lately may take a second; any thread may do it."""
         seed = secrets.randbits(63) if params.seed is None else params.seed
+        draft_tokens, adaptive = self.engine.resolve_drafts(params)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)
         constraint = self._constraint(params)
         return [
@@ -110,7 +114,8 @@ class Service:
                 params=params,
                 seed=seed,
                 choice=choice,
-                draft_tokens=self.engine.resolve_drafts(params),
+                draft_tokens=draft_tokens,
+                adaptive=adaptive,
                 stop_ids=stop_ids,
                 constraint=constraint,
             )

@@ -17,6 +17,7 @@ def usage(result: Result, reasoning_tokens: int) -> dict[str, Any]:
     completions = result.completions
     per_prompt = len(completions) // result.num_prompts
     prompt = sum(completion.stats.prompt_tokens for completion in completions[::per_prompt])
+    cached = sum(completion.stats.cached_tokens for completion in completions[::per_prompt])
     generated = sum(len(completion.token_ids) for completion in completions)
     accepted = sum(completion.stats.accepted for completion in completions)
     drafted = sum(completion.stats.drafted for completion in completions)
@@ -24,7 +25,7 @@ def usage(result: Result, reasoning_tokens: int) -> dict[str, Any]:
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {
             "reasoning_tokens": reasoning_tokens,
             "accepted_prediction_tokens": accepted,
@@ -42,11 +43,14 @@ def figures(result: Result) -> dict[str, Any]:
 def timings(result: Result) -> dict[str, Any]:
     """llama.cpp's. Choices run side by side, so their times are the longest one's."""
     stats = [completion.stats for completion in result.completions]
-    prompt_n = sum(one.prompt_tokens for one in stats[:: len(stats) // result.num_prompts])
+    firsts = stats[:: len(stats) // result.num_prompts]
+    cache_n = sum(one.cached_tokens for one in firsts)
+    prompt_n = sum(one.prompt_tokens for one in firsts) - cache_n
     predicted_n = sum(len(completion.token_ids) for completion in result.completions)
     prompt_s = max(one.prompt_seconds for one in stats)
     predicted_s = max(one.decode_seconds for one in stats)
     return {
+        "cache_n": cache_n,
         "prompt_n": prompt_n,
         "prompt_ms": prompt_s * 1000,
         "prompt_per_token_ms": _ratio(prompt_s * 1000, prompt_n),

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from headlong.completion import Chunk, Completion
+from headlong.engine.row import FAULT
 from headlong.params import SamplingParams
 from headlong.server.blocks import Blocks
 from headlong.server.errors import ApiError
@@ -139,7 +140,8 @@ class Generation:
                 piece = Piece(index, self._parse(index, chunk), chunk)
                 result.choices[index].take(piece)
                 if chunk.finish_reason == "error":
-                    raise ApiError(400, f"the output could not go on: {chunk.completion.stop_reason}")  # type: ignore[union-attr]
+                    assert chunk.completion is not None
+                    raise _error(str(chunk.completion.stop_reason))
                 yield piece
         result.seconds = time.perf_counter() - result.started
 
@@ -151,3 +153,10 @@ class Generation:
         if chunk.finish_reason is not None:
             events += parser.finish()
         return tuple(events)
+
+
+def _error(why: str) -> ApiError:
+    """A fault of the engine is no fault of the request."""
+    if why.startswith(FAULT):
+        return ApiError(500, why, type="server_error", code="engine_fault")
+    return ApiError(400, f"the output could not go on: {why}")

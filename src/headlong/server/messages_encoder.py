@@ -65,16 +65,17 @@ class MessagesEncoder:
     def _usage(self, result: Result) -> dict[str, Any]:
         thinking = accounting.reasoning_tokens(result, self._model)
         usage = accounting.usage(result, thinking)
-        return _usage(usage["prompt_tokens"], usage["completion_tokens"]) | {
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return _usage(usage["prompt_tokens"], usage["completion_tokens"], cached) | {
             "output_tokens_details": {"thinking_tokens": thinking}
         }
 
 
-def _usage(read: int, written: int) -> dict[str, Any]:
+def _usage(asked: int, written: int, cached: int = 0) -> dict[str, Any]:
     return {
-        "input_tokens": read,
+        "input_tokens": asked - cached,
         "output_tokens": written,
-        "cache_read_input_tokens": 0,
+        "cache_read_input_tokens": cached,
         "cache_creation_input_tokens": 0,
     }
 

@@ -41,7 +41,7 @@ class Model:
         service = self.llm.service
         engine, ops = service.engine, service.engine.model.ops
         drafting = service.head_refusal is None
-        depth = {"default_k": engine.drafts, "max_k": engine.max_drafts}
+        depth = {"default_k": engine.usual_drafts, "max_k": engine.max_drafts}
         details: dict[str, Any] = {
             "loaded": True,
             "mtp": {

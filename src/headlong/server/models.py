@@ -45,6 +45,12 @@ class LoadRequest(Strict):
     mtp: Literal["auto", "on", "off"] | None = None
     draft_tokens: Count | Literal["auto"] | None = None
     max_draft_tokens: Count | None = None
+    proposer: str | None = Field(default=None, max_length=64)
+    drafter: Name | None = None
+    prefix_cache: bool | None = None
+    prefix_device_bytes: Count | None = None
+    prefix_host_bytes: Count | None = None
+    check_every_step: bool | None = None
     draft_quantization: str | None = Field(default=None, max_length=64)
     draft_dtype: str | None = Field(default=None, max_length=64)
     device: str | None = Field(default=None, max_length=64)

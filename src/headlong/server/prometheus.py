@@ -44,6 +44,8 @@ def _counters(models: list[Model]) -> Iterator[Metric]:
         ("spec_decode_num_draft_tokens", "Tokens drafted.", "drafted"),
         ("spec_decode_num_accepted_tokens", "Drafts the target agreed with.", "accepted"),
         ("prompt_tokens", "Prompt tokens read.", "prompt_tokens"),
+        ("prefix_cache_queries", "Prompt tokens that were asked for.", "asked_tokens"),
+        ("prefix_cache_hits", "Those of them that the prefix cache had.", "cached_tokens"),
         ("generation_tokens", "Tokens generated.", "generated_tokens"),
         ("num_preemptions", "Rows put back to wait.", "preempted"),
         ("num_steps", "Passes of the target.", "steps"),

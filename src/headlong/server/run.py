@@ -90,6 +90,8 @@ def announcement(listener: socket.socket, model: Model) -> str:
         drafting = f"MTP off: {service.head_refusal}"
     elif not service.engine.drafts:
         drafting = "MTP off unless a request asks for it: draft_tokens is 0"
+    elif service.engine.adaptive:
+        drafting = f"MTP on: drafts where it pays, at most {service.engine.max_drafts} per step"
     else:
         drafting = (
             f"MTP on: up to {service.engine.drafts} drafts per step, at most {service.engine.max_drafts}"

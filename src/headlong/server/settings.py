@@ -110,6 +110,11 @@ class Settings:
         choices=("auto", "none", "fp8", "int8", "int4", "gptq", "gptq_v2"),
     )
     draft_dtype: str | None = _engine("text", "what the head's unpacked matrices are kept in; auto as stored")
+    proposer: str | None = _engine(
+        "text", "who drafts: mtp, ngram, draft, or a chain such as ngram+mtp; auto is mtp"
+    )
+    drafter: str | None = _engine("text", "the model that drafts, for the proposer draft")
+    prefix_cache: bool | None = _engine("switch", "keep what rows computed, for prompts that begin alike")
     device: str | None = _engine("text", "auto, cpu, cuda or cuda:1")
     dtype: str | None = _engine("text", "auto, bfloat16, float16, float32 or float64")
     max_rows: int | None = _engine(
@@ -121,6 +126,9 @@ class Settings:
     cache_tokens: int | None = _engine("whole", "tokens the paged cache holds in all")
     page_size: int | None = _engine("whole", "tokens per page of the cache")
     chunk_tokens: int | None = _engine("whole", "prompt tokens read in one step")
+    prefix_device_bytes: int | None = _engine("whole", "checkpoints of recurrent state kept on the device")
+    prefix_host_bytes: int | None = _engine("whole", "and of those pushed out of it, in host memory")
+    check_every_step: bool | None = _engine("switch", "verify pages, slots and hashes after every step; slow")
 
     sampling: Mapping[str, float] = _output(
         {}, "sampling", 'what requests leave open, as JSON: {"temperature": 0.7}'

@@ -44,7 +44,7 @@ def _of_model(server: Server, model: Model) -> dict[str, Any]:
         "mtp": {
             "available": model.llm.service.head_refusal is None,
             "reason": model.llm.service.head_refusal,
-            "default_k": engine.drafts,
+            "default_k": engine.usual_drafts,
             "max_k": engine.max_drafts,
         },
         "rows": {
@@ -66,6 +66,7 @@ def _of_model(server: Server, model: Model) -> dict[str, Any]:
         "totals": {
             "requests": server.observer.num_requests,
             "prompt_tokens": totals.prompt_tokens,
+            "cached_tokens": totals.cached_tokens,
             "completion_tokens": totals.generated_tokens,
             "drafted": totals.drafted,
             "accepted": totals.accepted,

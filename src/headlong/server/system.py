@@ -11,11 +11,12 @@ async def health(request: Request) -> Response:
     """200 while requests are served; 503 with the reason once they are not."""
     server = request.app.state.server
     model = server.pool.current
-    failure = None if model is None else model.llm.failure
+    failures = [(one, one.llm.failure) for one in server.pool.loaded() if one.llm.failure is not None]
     if server.gate.draining:
         return JsonReply({"status": "draining"}, 503)
-    if failure is not None:
-        return JsonReply({"status": "error", "reason": failure}, 503)
+    if failures:
+        reason = "; ".join(f"{one.id}: {failure}" for one, failure in failures)
+        return JsonReply({"status": "error", "reason": reason}, 503)
     return JsonReply({"status": "ok", "model": None if model is None else model.id})
 
 

@@ -126,6 +126,8 @@ class Sampling(Strict):
     min_tokens: int | None = Field(default=None, ge=0, le=2**31)
     ignore_eos: bool | None = None
     n: int | None = Field(default=None, ge=1, le=128)
+    priority: int | None = Field(default=None, ge=-1_000_000, le=1_000_000)
+    """Lower goes first."""
     speculative: Speculative | None = None
     structured_outputs: StructuredOutputs | None = None
 
@@ -154,6 +156,7 @@ class Sampling(Strict):
             min_tokens=self.min_tokens or 0,
             ignore_eos=bool(self.ignore_eos),
             n=self.n or 1,
+            priority=self.priority or 0,
             logprobs=logprobs,
             draft_tokens=speculative.draft_tokens,
             verify=speculative.verify,
