@@ -29,6 +29,8 @@ class Stats:
     """Drafts at each depth whose predecessors were all accepted."""
     accepted_per_position: tuple[int, ...]
     prompt_tokens: int
+    cached_tokens: int
+    """Those of the prompt that the prefix cache had."""
     prompt_seconds: float
     decode_seconds: float
     mtp: MtpStatus

@@ -23,12 +23,13 @@ from headlong.cli import (
     quantize,
     run,
     serve,
+    tune,
 )
 from headlong.cli.options import Parser
 from headlong.errors import HeadlongError
 
 EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 2, 130, 141
-COMMANDS = (run, chat, serve, keys, inspect, models, head, convert, quantize, bench, bench_serve)
+COMMANDS = (run, chat, serve, keys, inspect, models, head, convert, quantize, bench, bench_serve, tune)
 EPILOG = """\
 MODEL is a folder, a .gguf file, a Hugging Face repository id such as Qwen/Qwen3.5-0.8B, or nothing for
 the model that comes with Headlong.
