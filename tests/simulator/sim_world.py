@@ -195,6 +195,7 @@ class World:
     def check(self) -> None:
         engine = self.engine
         engine.check_integrity()
+        assert engine.faults.count <= self.harm, "a fault that nobody injected"
         waiting, running = engine.scheduler.waiting, engine.scheduler.running
         assert sorted(row.id for row in (*waiting, *running)) == sorted(self.living), "a row was lost"
 

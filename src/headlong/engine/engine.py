@@ -102,12 +102,13 @@ class Engine:
         verified = time.perf_counter()
         self.proposer.observe(plan, batch, context, hidden, verdict)
         observed = time.perf_counter()
+        healthy = not verdict.poisoned
         plan, verdict = self.faults.sort_out(plan, verdict)
         rows = self.scheduler.finish(plan, verdict)
         draft_seconds = drafted - started + observed - verified
-        self.depths.observe(
-            plan, verdict, StepTimes(draft_seconds, time.perf_counter() - started - draft_seconds)
-        )
+        if healthy:  # poisoned rows took their time and gave nothing
+            times = StepTimes(draft_seconds, time.perf_counter() - started - draft_seconds)
+            self.depths.observe(plan, verdict, times)
         return StepOutput(
             rows=rows,
             num_prompt_tokens=sum(row.query_len for row in plan.rows if row.known_tokens),
