@@ -101,11 +101,11 @@ class SamplingParams:
         self._check_float("frequency_penalty", -100.0, 100.0)
         self._check_int("min_tokens", 0)
         self._check_int("n", 1, 256)
+        self._check_int("priority", -1_000_000, 1_000_000)
         for name, low, high in (
             ("seed", 0, _INT64_MAX),
             ("logprobs", 0, MAX_LOGPROBS),
             ("draft_tokens", 0, 64),
-            ("priority", -1_000_000, 1_000_000),
         ):
             if getattr(self, name) is not None:
                 self._check_int(name, low, high)

@@ -35,6 +35,7 @@ WRONG = {
     "ignore_eos": [0, 1, "yes", None],
     "logprobs": [-1, MAX_LOGPROBS + 1, 1.0, "1", True],
     "n": [0, 257, 1.0, "1", None, True],
+    "priority": [-1_000_001, 1_000_001, 1.0, "1", None, True],
     "draft_tokens": [-1, 65, 1.0, "auto", True],
     "grammar": ["[a-z]+", {"kind": "regex"}, 1, True],
     "verify": ["greedy", "", None, 1, "Coupled"],
