@@ -196,11 +196,6 @@ class Costs:
         total = self.verify.at(rows, drafts)
         return total + self.draft.at(drafting, depth) if depth else total
 
-    @property
-    def slowness(self) -> float:
-        """Measured seconds for one of the tables'."""
-        return math.exp(self.speed)
-
     def draft_share(self, rows: int, depth: int) -> float:
         """What one more row adds to drafting, for each of its drafts."""
         if rows < 2:
@@ -232,7 +227,7 @@ class Costs:
             if depth and not resumed:
                 expected, found = expected + self.draft.at(drafting, depth), verify + draft
             self._follow(math.log(found / expected) - self.speed)
-        now = self.slowness
+        now = math.exp(self.speed)
         self.verify.add(rows, drafts, min(verify / now, self.verify.most(rows, drafts)))
         if depth and not resumed:
             self.draft.add(drafting, depth, min(draft / now, self.draft.most(drafting, depth)))

@@ -78,8 +78,6 @@ class AdaptiveDepths:
         """Rows that draft in this step only to be seen, and how likely their drafts seemed to stand."""
         self._rate_aside: float | None = None
         """In a step that is not the best, the rate of the best."""
-        self._overrun = 0.0
-        """What such steps took beyond what was expected: the head must catch up with rows that paused."""
         self._surprised = False
         """Whether far more of the last step's stood."""
         self._paused: frozenset[str] = frozenset()
@@ -128,13 +126,11 @@ class AdaptiveDepths:
         self.costs.observe(
             rows, drafts, len(drafting), plan.num_drafts, times.verify, times.draft, resumed=resumed
         )
-        expected = self.costs.seconds(rows, drafts, len(drafting), plan.num_drafts)
-        self._credit += PROBE_SHARE * expected
+        seconds = self.costs.seconds(rows, drafts, len(drafting), plan.num_drafts)
+        self._credit += PROBE_SHARE * seconds
         if self._rate_aside is not None:
-            found = min((times.verify + times.draft) / self.costs.slowness, 2.0 * expected)
             gained = rows + sum(accepted for _, accepted in drafting)
-            self._credit -= found - gained / self._rate_aside
-            self._overrun += 0.2 * (found - expected - self._overrun)
+            self._credit -= seconds - gained / self._rate_aside
         self._credit = min(self._credit, PROBE_SAVINGS * self.costs.verify.at(rows, 0))
         if self._touring:
             self._tours[bucket(rows)] = self._tours.get(bucket(rows), 0) + 1
@@ -217,7 +213,7 @@ class AdaptiveDepths:
         """Whether savings cover what a step is expected to lose against the best. What it does lose is paid later."""
         step = expect(self._candidates(wishes), depths, self.costs)
         debt = PROBE_DEBT * self.costs.verify.at(len(wishes), 0) if self._surprised else 0.0
-        if step.seconds + self._overrun - step.tokens / chosen.rate > self._credit + debt:
+        if step.seconds - step.tokens / chosen.rate > self._credit + debt:
             return False
         self._rate_aside = chosen.rate
         return True
