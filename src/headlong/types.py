@@ -81,6 +81,15 @@ class RowPlan:
         return 1 + self.num_drafts if self.samples else 0
 
 
+class Gate(Protocol):
+    """Asked after every draft, by drafters that know how sure they are of it."""
+
+    def judge(self, row_ids: Sequence[str], confidences: Sequence[float]) -> tuple[list[bool], list[bool]]:
+        """Which of these rows' newest drafts are kept, and which rows may have another one. A row whose draft is not
+        kept has no further ones."""
+        ...
+
+
 @dataclass(frozen=True)
 class Plan:
     """Who runs in this step. Rows are ordered by `num_certain`, longest first."""
@@ -88,6 +97,8 @@ class Plan:
     rows: tuple[RowPlan, ...]
     num_drafts: int
     """The deepest draft among the rows."""
+    gate: Gate | None = field(default=None, compare=False, repr=False)
+    """None where every row is to have all its drafts."""
 
     @property
     def num_tokens(self) -> int:
@@ -117,7 +128,7 @@ class Plan:
             replace(row, num_drafts=count, query_len=row.num_certain + count)
             for row, count in zip(self.rows, counts, strict=True)
         )
-        return Plan(rows, max(counts, default=0))
+        return Plan(rows, max(counts, default=0), self.gate)
 
 
 @dataclass(frozen=True)

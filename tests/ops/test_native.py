@@ -19,6 +19,7 @@ from headlong.ops.registry import Ops
 from headlong.ops.rope.reference import Rotary, angles
 from headlong.ops.silu_mul import native as native_silu_mul
 from headlong.ops.silu_mul import reference as reference_silu_mul
+from headlong.types import Rows
 from support.ragged import gather, plan_rows, scatter, schedule, token_by_token
 
 CPU = torch.device("cpu")
@@ -201,6 +202,27 @@ def test_attention_minds_its_own_business(sizes, kind, dtype):
         steps = token_by_token(row, length)
         alone = run_attention(NativeGatedAttention(weights), weights, sequences, steps, dtype)
         assert torch.equal(mixed[row], alone[row])
+
+
+@pytest.mark.parametrize("make", [pytest.param(NativeGatedAttention, marks=built), ReferenceGatedAttention])
+@pytest.mark.parametrize("kind", ATTENTION_KINDS)
+@pytest.mark.parametrize("sizes", ATTENTION_SIZES, ids=str)
+def test_writing_leaves_what_attending_leaves(sizes, kind, make):
+    weights = attention_weights(*sizes, torch.float32, kind)
+    _, kv, dim = sizes
+    (tokens, *_) = attention_sequences(sizes, torch.float32, kind)
+    rotation = angles(torch.arange(len(tokens)), Rotary.of(10000.0, 4, dim, CPU), torch.float32)
+    pages = torch.arange(1, 5)[None]
+    left = []
+    for act in ("__call__", "write"):
+        net = make(weights)
+        shape = (5, kv, PAGE_SIZE, dim + -dim % 16)
+        keys, values = (torch.full(shape, 7.0) for _ in range(2))
+        plan = net.plan(Rows((1,), (0,), (len(tokens),), (0,), (0,)), pages, PAGE_SIZE)
+        getattr(net, act)(tokens, keys, values, rotation, plan)
+        assert not (keys == 7.0).all()
+        left.append((keys, values))
+    assert torch.equal(left[0][0], left[1][0]) and torch.equal(left[0][1], left[1][1])
 
 
 @built

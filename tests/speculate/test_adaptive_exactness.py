@@ -2,7 +2,7 @@
 are put back and prefixes that are used again."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -17,10 +17,19 @@ MAX_TOKENS = 30
 
 
 class RandomDepths:
-    """Anything that is allowed, 0 more often than not."""
+    """Anything that is allowed, 0 more often than not, and drafts dropped or ended at will."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
+        self.gate = self
+
+    def judge(self, row_ids: Sequence[str], confidences: Sequence[float]) -> tuple[list[bool], list[bool]]:
+        assert len(row_ids) == len(confidences) and all(0.0 <= value <= 1.0 for value in confidences)
+        kept = [row == "row5" or self.rng.random() < 0.8 for row in row_ids]
+        return kept, [
+            stays and (row == "row5" or self.rng.random() < 0.7)
+            for row, stays in zip(row_ids, kept, strict=True)
+        ]
 
     def choose(self, wishes: Mapping[str, Wish], num_prompt_tokens: int) -> Mapping[str, int]:  # noqa: ARG002
         return {

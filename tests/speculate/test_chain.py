@@ -104,6 +104,9 @@ class Fixed:
     def settle(self, row_ids) -> None:
         self.settled.extend(row_ids)
 
+    def check_integrity(self) -> None:
+        pass
+
 
 def plan_of(**depths: int) -> Plan:
     rows = tuple(
@@ -299,6 +302,36 @@ class TestNames:
         assert proposers.load_draft_model(EngineConfig(), VOCAB, device) is None
         with pytest.raises(ConfigError, match="vocabulary of 96 tokens, the model one of 97"):
             proposers.load_draft_model(replace(config, drafter=str(models["other"])), VOCAB, device)
+
+
+@pytest.mark.parametrize("name", ["draft", "ngram+draft", "draft>ngram"])
+def test_the_engine_checks_a_draft_models_state_too(models, name):
+    llm = load(models["llama"], proposer=name, drafter=str(models["recurrent"]))
+    (request,) = llm.service.requests((1, 2, 3), SamplingParams(max_tokens=20, ignore_eos=True), "row")
+    llm.engine.add(request)
+    for _ in range(4):
+        llm.engine.step()
+    llm.engine.check_integrity()
+    made = llm.engine.proposer
+    inside = made.parts if isinstance(made, First) else (made.first,) if isinstance(made, Then) else (made,)
+    (drafter,) = (part for part in inside if isinstance(part, DraftModelProposer))
+    drafter.own.rows[request.id].pages.pop()
+    with pytest.raises(AssertionError):
+        llm.engine.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "serving without drafting: the checkpoint has no MTP head"),
+        ({"proposer": "ngram"}, "serving without the MTP head: the checkpoint has no MTP head"),
+        ({"drafter": "recurrent"}, "serving without the MTP head: the checkpoint has no MTP head"),
+    ],
+)
+def test_what_is_done_without_is_told(models, caplog, options, told):
+    load(models["llama"], **{name: str(models.get(value, value)) for name, value in options.items()})
+    assert [record.message for record in caplog.records if told in record.message]
+    assert sum("serving without" in record.message for record in caplog.records) == 1
 
 
 @pytest.mark.parametrize("name", ["ngram", "draft", "ngram+draft"])

@@ -79,6 +79,7 @@ class Checked:
         fresh.texts = proposer.texts
         self.max_drafts = proposer.max_drafts
         self.observe, self.settle = proposer.observe, proposer.settle
+        self.check_integrity = proposer.check_integrity
         self.num_drafts = 0
 
     def propose(self, plan: Plan) -> Draft | None:

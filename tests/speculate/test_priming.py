@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from headlong.speculate.mtp import MAX_WAITING, MtpProposer
+from headlong.speculate.mtp import MtpProposer
+from headlong.speculate.waiting import MAX_WAITING
 from headlong.state.layer import KvState
 from support import tiny
 from support.steps import Chunk, Decode, Driver, load
@@ -77,8 +78,8 @@ def test_after_a_pause(built, pause):
         driver.feed("a", [13])
         driver.step(driver.draft("a", 3, 2, seed=1))
         driver.decode("a", pause)
-    assert proposer(eager).num_waiting("a") == 0
-    assert proposer(lazy).num_waiting("a") == pause % MAX_WAITING
+    assert proposer(eager).waiting.count("a") == 0
+    assert proposer(lazy).waiting.count("a") == pause % MAX_WAITING
     assert_alike(lazy, eager, "a")
     for driver in (eager, lazy):
         driver.step(driver.draft("a", 2, 0, seed=2))
@@ -93,8 +94,8 @@ def test_a_pausing_row_costs_the_head_nothing(built, monkeypatch):
         driver.decode("a", MAX_WAITING - 1)
         assert sizes == []
         driver.decode("a", 1)
-        assert sizes == [1], "all but the last pair leave keys and values alone"
-    assert proposer(driver).num_waiting("a") == 0
+        assert sizes == [], "nobody asks what the head says of them"
+    assert proposer(driver).waiting.count("a") == 0
 
 
 def test_rows_that_pause_at_different_times(built):
@@ -111,7 +112,7 @@ def test_rows_that_pause_at_different_times(built):
                 if turn < 30 or row != "c"
             ]
             driver.step(*parts)
-    assert proposer(lazy).num_waiting("a") and proposer(lazy).num_waiting("c")
+    assert proposer(lazy).waiting.count("a") and proposer(lazy).waiting.count("c")
     drafts = lazy.propose_all({"c": 2, "a": 4, "b": 1})
     assert drafts == eager.propose_all({"c": 2, "a": 4, "b": 1})
     for row in "abc":
@@ -125,7 +126,7 @@ def test_a_prompt_beside_a_pausing_row(built):
         driver.feed("a", [11])
         for count, samples in ((1, False), (40, False), (9, False), (3, True)):
             driver.step(Decode("a"), Chunk("b", count, samples=samples))
-    assert proposer(lazy).num_waiting("a") == 4 and proposer(lazy).num_waiting("b") == 0
+    assert proposer(lazy).waiting.count("a") == 4 and proposer(lazy).waiting.count("b") == 0
     for row in "ab":
         assert_alike(lazy, eager, row)
 
@@ -140,10 +141,32 @@ def test_settled_rows_owe_nothing(built):
     assert not torch.equal(head_keys(lazy, "a"), head_keys(eager, "a"))
     proposer(lazy).settle(["a", "nobody"])
     assert torch.equal(head_keys(lazy, "a"), head_keys(eager, "a"))
-    assert [proposer(lazy).num_waiting(row) for row in "ab"] == [0, 12]
+    assert [proposer(lazy).waiting.count(row) for row in "ab"] == [0, 12]
     proposer(lazy).settle(["a"])
     for row in "ab":
         assert_alike(lazy, eager, row)
+
+
+@pytest.mark.parametrize("fault", ["missing", "too many", "elsewhere", "unprimed"])
+def test_books_of_what_waits_are_checked(built, fault):
+    driver = opened(built, {"a": script(built, 60, seed=1)})
+    driver.feed("a", [20])
+    driver.decode("a", 5)
+    proposer(driver).check_integrity()
+    waiting = proposer(driver).waiting._rows["a"]
+    if fault == "missing":
+        waiting.tokens.pop()
+    elif fault == "too many":
+        waiting.start -= MAX_WAITING
+        waiting.tokens.extend([0] * MAX_WAITING)
+    elif fault == "elsewhere":
+        waiting.start += 1
+    else:
+        waiting.held.unprimed = [(19, torch.zeros(1))]
+    with pytest.raises(AssertionError):
+        proposer(driver).check_integrity()
+    driver.close("a")
+    proposer(driver).check_integrity()
 
 
 def test_a_row_that_left_leaves_no_pairs(built):
@@ -158,13 +181,13 @@ def test_a_row_that_left_leaves_no_pairs(built):
     for each in (driver, fresh):
         each.feed("a", [8])
         each.decode("a", 3)
-    assert proposer(driver).num_waiting("a") == 3
+    assert proposer(driver).waiting.count("a") == 3
     assert_alike(driver, fresh, "a")
     driver.decode("a", 2)
     driver.close("a")
     driver.open("b", first)
     driver.feed("b", [4])
-    assert proposer(driver).num_waiting("a") == 0
+    assert proposer(driver).waiting.count("a") == 0
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 40])
@@ -194,4 +217,4 @@ def test_rows_that_never_draft_are_not_read(built, monkeypatch):
     sizes = count_passes(driver, monkeypatch)
     driver.feed("a", [20])
     driver.decode("a", 5)
-    assert sizes == [] and proposer(driver).num_waiting("a") == 0
+    assert sizes == [] and proposer(driver).waiting.count("a") == 0

@@ -22,6 +22,8 @@ SKIPPED = 2
 class _Meter:
     """Makes every row draft to one depth, and keeps the times."""
 
+    gate = None
+
     def __init__(self, depth: int) -> None:
         self.depth = depth
         self.times: list[StepTimes] = []

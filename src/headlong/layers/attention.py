@@ -64,3 +64,7 @@ class Attention:
     def __call__(self, x_ND: Tensor, context: Context, state: KvState) -> Tensor:
         projected = self.project(x_ND)
         return self.out(self.attend(projected, state.keys, state.values, context.angles, context.attention))
+
+    def remember(self, x_ND: Tensor, context: Context, state: KvState) -> None:
+        """Leaves the tokens' keys and values behind, and says nothing of them."""
+        self.attend.write(self.project(x_ND), state.keys, state.values, context.angles, context.attention)

@@ -12,11 +12,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from headlong.layers.attention import Attention
 from headlong.layers.context import Context
 from headlong.layers.weights import Scope
 from headlong.models.config import ModelConfig
 from headlong.models.decoder import LayerFactory
-from headlong.state.layer import LayerState
+from headlong.state.layer import KvState, LayerState
 from headlong.state.specs import LayerSpec
 
 
@@ -39,6 +40,17 @@ class MtpHead:
     def forward(
         self, embedding_ND: Tensor, hidden_ND: Tensor, context: Context, states: Mapping[str, LayerState]
     ) -> Tensor:
-        pair = (self.embedding_norm(embedding_ND), self.hidden_norm(hidden_ND))
-        x_ND = self.fc(torch.cat(pair, dim=-1)).to(hidden_ND.dtype)
+        x_ND = self._join(embedding_ND, hidden_ND)
         return self.norm(self.layer(x_ND, context, states[self.layer.name]))
+
+    def remember(
+        self, embedding_ND: Tensor, hidden_ND: Tensor, context: Context, states: Mapping[str, LayerState]
+    ) -> None:
+        """Leaves the pairs' keys and values behind, all that later pairs see of them."""
+        mixer, state = self.layer.mixer, states[self.layer.name]
+        assert isinstance(mixer, Attention) and isinstance(state, KvState)
+        mixer.remember(self.layer.mixer_norm(self._join(embedding_ND, hidden_ND)), context, state)
+
+    def _join(self, embedding_ND: Tensor, hidden_ND: Tensor) -> Tensor:
+        pair = (self.embedding_norm(embedding_ND), self.hidden_norm(hidden_ND))
+        return self.fc(torch.cat(pair, dim=-1)).to(hidden_ND.dtype)

@@ -46,16 +46,21 @@ class Evidence:
         self._idle_memory = idle_memory
         self._seen = 0
 
-    def add(self, step: int, drafts: int, accepted: int) -> None:
+    def add(self, step: int, drafts: int, accepted: int, dropped: float | None) -> None:
         if step != self._seen:
             # What is not tried any more fades too, and looks as good as the depth before it until it is tried again.
-            left = self._memory * self._idle_memory ** (step - self._seen - 1)
-            self.tried = [count * left for count in self.tried]
-            self.stood = [count * left for count in self.stood]
+            self.fade(self._memory * self._idle_memory ** (step - self._seen - 1))
             self._seen = step
         for place in range(min(accepted + 1, drafts)):
             self.tried[place] += 1.0
             self.stood[place] += place < accepted
+        if dropped is not None and accepted == drafts:
+            self.tried[drafts] += 1.0
+            self.stood[drafts] += dropped
+
+    def fade(self, left: float) -> None:
+        self.tried = [count * left for count in self.tried]
+        self.stood = [count * left for count in self.stood]
 
 
 class Acceptance:
@@ -81,13 +86,26 @@ class Acceptance:
             self._curves[row_id] = Curve(_own_rates(self._rows[row_id], self._all()))
         return self._curves[row_id]
 
-    def observe(self, row_id: str, drafts: int, accepted: int) -> None:
+    def observe(self, row_id: str, drafts: int, accepted: int, dropped: float | None = None) -> None:
+        """`dropped`: the chance of a further draft that was made and not tried. Were it left out, only drafts that
+        looked good would count."""
         if row_id not in self._rows:
             self._rows[row_id] = Evidence(self.max_depth, ROW_MEMORY, IDLE_MEMORY)
         for evidence in (self._shared, self._rows[row_id]):
-            evidence.add(self._step, drafts, accepted)
+            evidence.add(self._step, drafts, accepted, dropped)
         self._shared_now = None
         self._curves.pop(row_id, None)
+
+    def doubt(self, row_ids: Iterable[str]) -> None:
+        """These rows did otherwise than was to be expected: half of what was seen of them is taken for old, and so is
+        what all rows show if there are no others."""
+        row_ids = set(row_ids)
+        for row_id in row_ids:
+            self._rows[row_id].fade(0.5)
+        if row_ids >= self._rows.keys():
+            self._shared.fade(0.5)
+            self._shared_now = None
+        self._curves.clear()
 
     def keep(self, row_ids: Iterable[str]) -> None:
         """Forgets all other rows."""

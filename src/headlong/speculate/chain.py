@@ -57,6 +57,10 @@ class First:
         for part in self.parts:
             part.settle(row_ids)
 
+    def check_integrity(self) -> None:
+        for part in self.parts:
+            part.check_integrity()
+
 
 class Then:
     """The first part drafts `first_drafts` tokens at most, and the second goes on after the last of them."""
@@ -82,6 +86,10 @@ class Then:
         self.first.settle(row_ids)
         self.second.settle(row_ids)
 
+    def check_integrity(self) -> None:
+        self.first.check_integrity()
+        self.second.check_integrity()
+
 
 def _limited(plan: Plan, depths: Sequence[int]) -> Plan:
     """The same step with these depths."""
@@ -89,7 +97,7 @@ def _limited(plan: Plan, depths: Sequence[int]) -> Plan:
         row if row.num_drafts == depth else replace(row, num_drafts=depth, query_len=row.num_certain + depth)
         for row, depth in zip(plan.rows, depths, strict=True)
     )
-    return Plan(rows, max(depths, default=0))
+    return Plan(rows, max(depths, default=0), plan.gate)
 
 
 def _counted(plan: Plan, draft: Draft | None) -> Draft | None:

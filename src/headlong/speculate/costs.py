@@ -196,6 +196,10 @@ class Costs:
         total = self.verify.at(rows, drafts)
         return total + self.draft.at(drafting, depth) if depth else total
 
+    def at_par(self, seconds: float) -> float:
+        """What was measured now, as the tables have it."""
+        return seconds / math.exp(self.speed)
+
     def draft_share(self, rows: int, depth: int) -> float:
         """What one more row adds to drafting, for each of its drafts."""
         if rows < 2:
@@ -212,25 +216,27 @@ class Costs:
                 self.draft.add(rows, depth, draft)
 
     def observe(
-        self, rows: int, drafts: int, drafting: int, depth: int, verify: float, draft: float, *, resumed: bool
+        self, rows: int, drafts: int, drafting: int, depth: int, verify: float, draft: float, *, regular: bool
     ) -> None:
-        """A step as it was measured. `resumed`: the head had to catch up, which is no part of drafting."""
+        """A step as it was measured. `regular`: all of `drafting` rows drafted to `depth`, and nothing but that took
+        the drafting's time."""
         if not depth:
             verify, draft = verify + draft, 0.0
         self._begin(verify)
+        regular = regular and depth > 0
         known = self.verify.count(rows, drafts) >= FEW
-        if known and depth and not resumed:
+        if known and regular:
             known = self.draft.count(drafting, depth) >= FEW
         if known:
             # Only what was often measured tells of the machine; a step of a new kind tells of that kind.
             expected, found = self.verify.at(rows, drafts), verify
-            if depth and not resumed:
+            if regular:
                 expected, found = expected + self.draft.at(drafting, depth), verify + draft
             self._follow(math.log(found / expected) - self.speed)
-        now = math.exp(self.speed)
-        self.verify.add(rows, drafts, min(verify / now, self.verify.most(rows, drafts)))
-        if depth and not resumed:
-            self.draft.add(drafting, depth, min(draft / now, self.draft.most(drafting, depth)))
+        if drafts or not depth:  # without the drafts that were dropped it is not a plain step's time
+            self.verify.add(rows, drafts, min(self.at_par(verify), self.verify.most(rows, drafts)))
+        if regular:
+            self.draft.add(drafting, depth, min(self.at_par(draft), self.draft.most(drafting, depth)))
 
     def _follow(self, off: float) -> None:
         """Moves the speed by what two steps agree on: one alone is noise. Without the pull to 0 the speed and the

@@ -7,15 +7,16 @@ from typing import Protocol
 
 from headlong.speculate.acceptance import HOPE, Acceptance
 from headlong.speculate.costs import Costs, bucket
+from headlong.speculate.gate import UtilityGate
 from headlong.speculate.profile import Profile
 from headlong.speculate.utility import Candidate, Step, best, expect
-from headlong.types import Plan, StepTimes, Verdict
+from headlong.types import Gate, Plan, RowPlan, StepTimes, Verdict
 
 PROBE_SHARE = 0.015
 """Of all time, what may be lost to steps that are taken for what they teach."""
 PROBE_SAVINGS, PROBE_DEBT = 2.0, 2.0
 """Plain steps that can be saved up for probes, and lost in advance after a surprise."""
-PROBE_EVERY, RETRY, HOPELESS = 8, 4, 32
+PROBE_EVERY, RETRY, HOPELESS = 4, 4, 32
 """Steps until rows that do not draft are looked at again: after a probe, if it was too dear, if it could not pay."""
 ASIDE_EVERY = 32
 """Steps after which rows that draft try another depth for once."""
@@ -24,6 +25,10 @@ TOUR = (3, 1, 5, 3, 1, 5, 3, 1, 5, 0, 0, 0)
 measurement may go wrong."""
 TOUR_AGAIN = 256
 """Hopeless looks after which the machine may have changed."""
+MORE = 3
+"""Drafts beyond the best common depth that a row may have as long as they look good."""
+SLOWEST = 2.0
+"""Times drafting itself, what catching up may take; what is slower still is noise."""
 KEEP = 8
 """Steps for which a choice stands if nothing new was learned of acceptance."""
 
@@ -37,6 +42,11 @@ class Wish:
 
 
 class Depths(Protocol):
+    @property
+    def gate(self) -> Gate | None:
+        """Asked while drafts are made whether they go on; None if the depths stand."""
+        ...
+
     def choose(self, wishes: Mapping[str, Wish], num_prompt_tokens: int) -> Mapping[str, int]:
         """The depth of every row, by row id, for a step that also reads so many tokens of prompts."""
         ...
@@ -48,6 +58,8 @@ class Depths(Protocol):
 
 class FixedDepths:
     """Every row drafts as many as it may."""
+
+    gate = None
 
     def choose(self, wishes: Mapping[str, Wish], num_prompt_tokens: int) -> Mapping[str, int]:  # noqa: ARG002
         return {row_id: wish.limit for row_id, wish in wishes.items()}
@@ -63,6 +75,9 @@ class AdaptiveDepths:
     def __init__(self, max_depth: int, profile: Profile | None = None) -> None:
         self.costs = Costs()
         self.acceptance = Acceptance(max_depth)
+        self.gate = UtilityGate(self.acceptance, self.costs, max_depth)
+        self._judged: set[str] = set()
+        """Rows whose last drafts the gate was asked about."""
         self._tours: dict[int, int] = {}
         """By row count, the steps taken to get to know it."""
         self._touring = False
@@ -82,6 +97,8 @@ class AdaptiveDepths:
         """Whether far more of the last step's stood."""
         self._paused: frozenset[str] = frozenset()
         """Decoding rows that did not draft in the last step: when they do, the head must catch up first."""
+        self._catch_up = 0.0
+        """Seconds that takes, of late."""
         self._plain_turn = False
         self._whose: frozenset[str] = frozenset()
         self._choice: tuple[Mapping[str, Wish], Step, int] | None = None
@@ -89,51 +106,96 @@ class AdaptiveDepths:
 
     def choose(self, wishes: Mapping[str, Wish], num_prompt_tokens: int) -> Mapping[str, int]:
         self._probing, self._rate_aside, self._touring = {}, None, False
+        self.gate.open({}, len(wishes), 0.0)
         if wishes.keys() != self._whose:
-            self._whose = frozenset(wishes)
-            self.acceptance.keep(self._whose)
+            self._keep(frozenset(wishes))
         if not any(wish.adaptive and wish.limit for wish in wishes.values()):
             return {row_id: wish.limit for row_id, wish in wishes.items()}
         depths = None if self._is_known(len(wishes)) else self._tour(wishes, num_prompt_tokens)
         if depths is None:
             chosen = self._best(wishes)
-            depths = self._probe(wishes, chosen) or chosen.depths
+            depths = self._probe(wishes, chosen) or self._loosened(wishes, chosen)
         return dict(zip(wishes, depths, strict=True))
 
     def observe(self, plan: Plan, verdict: Verdict, times: StepTimes) -> None:
-        drafting = [
-            (row, accepted)
-            for row, accepted in zip(plan.rows, verdict.accepted, strict=True)
-            if row.num_drafts
-        ]
-        self.acceptance.tick()
-        for row, accepted in drafting:
-            self.acceptance.observe(row.request.id, row.num_drafts, accepted)
-        if drafting and self._choice is not None:
-            # Many rows learn little in a step, and looking at all of them takes its time.
-            whose, chosen, left = self._choice
-            self._choice = (whose, chosen, min(left, len(plan.rows) // 8))
-        self._surprised = _is_surprising(
-            [self._probing[row.request.id] for row, _ in drafting if row.request.id in self._probing],
-            sum(accepted > 0 and row.request.id in self._probing for row, accepted in drafting),
-        )
-        resumed = any(row.request.id in self._paused for row, _ in drafting)
+        self._learn_acceptance(plan, verdict)
         decoding = [row for row in plan.rows if not row.known_tokens]
-        self._paused = frozenset(row.request.id for row in decoding if not row.num_drafts)
+        passes = {row.request.id: count for row in decoding if (count := self._passes(row))}
+        resumed = not self._paused.isdisjoint(passes)
+        self._paused = frozenset(row.request.id for row in decoding) - passes.keys()
         if not decoding or len(decoding) < len(plan.rows):
             return  # nobody is left of the step, or the prompts' share of the time cannot be told
-        rows, drafts = len(decoding), sum(row.num_drafts for row in decoding)
-        self.costs.observe(
-            rows, drafts, len(drafting), plan.num_drafts, times.verify, times.draft, resumed=resumed
+        rows, drafts, depth = (
+            len(decoding),
+            sum(row.num_drafts for row in decoding),
+            max(passes.values(), default=0),
         )
-        seconds = self.costs.seconds(rows, drafts, len(drafting), plan.num_drafts)
+        regular = not resumed and all(count == depth for count in passes.values())
+        self.costs.observe(rows, drafts, len(passes), depth, times.verify, times.draft, regular=regular)
+        seconds = self.costs.seconds(rows, drafts, len(passes), depth)
+        if resumed:
+            usual = self.costs.draft.at(len(passes), depth)
+            late = min(max(0.0, self.costs.at_par(times.draft) - usual), SLOWEST * usual)
+            self._catch_up += 0.25 * (late - self._catch_up)
+            seconds += late
         self._credit += PROBE_SHARE * seconds
         if self._rate_aside is not None:
-            gained = rows + sum(accepted for _, accepted in drafting)
+            gained = rows + sum(verdict.accepted)
             self._credit -= seconds - gained / self._rate_aside
         self._credit = min(self._credit, PROBE_SAVINGS * self.costs.verify.at(rows, 0))
         if self._touring:
             self._tours[bucket(rows)] = self._tours.get(bucket(rows), 0) + 1
+
+    def _passes(self, row: RowPlan) -> int:
+        """How deep the row drafted, with what was dropped."""
+        made = self.gate.made.get(row.request.id)
+        return row.num_drafts if made is None else max(row.num_drafts, len(made.confidences))
+
+    def _learn_acceptance(self, plan: Plan, verdict: Verdict) -> None:
+        self.acceptance.tick()
+        self.gate.calibration.tick()
+        probed: dict[str, float] = {}
+        stood, learned = 0, False
+        for row, accepted in zip(plan.rows, verdict.accepted, strict=True):
+            row_id, made, dropped = row.request.id, self.gate.made.get(row.request.id), None
+            if made is not None:
+                kept = min(made.num_kept, row.num_drafts)
+                self.gate.calibration.observe(row_id, made.confidences[:kept], accepted)
+                dropped = made.dropped if row.num_drafts == kept else None
+                self._judged.add(row_id)
+            elif row.num_drafts:
+                self._judged.discard(row_id)
+            if row.num_drafts or dropped is not None:
+                self.acceptance.observe(row_id, row.num_drafts, accepted, dropped)
+                learned = True
+            if row_id in self._probing and row.num_drafts:
+                probed[row_id] = self._probing[row_id]
+                stood += accepted > 0
+        self._surprised = _is_surprising(list(probed.values()), stood)
+        if self._surprised:
+            self.acceptance.doubt(probed)
+        if learned and self._choice is not None:
+            # Many rows learn little in a step, and looking at all of them takes its time.
+            whose, chosen, left = self._choice
+            self._choice = (whose, chosen, min(left, len(plan.rows) // 8))
+
+    def _keep(self, row_ids: frozenset[str]) -> None:
+        """Forgets all other rows."""
+        self._whose = row_ids
+        self._judged &= row_ids
+        self.acceptance.keep(row_ids)
+        self.gate.calibration.keep(row_ids)
+
+    def _loosened(self, wishes: Mapping[str, Wish], chosen: Step) -> tuple[int, ...]:
+        """The chosen depths, and some more for rows whose drafts the gate judges: it ends them where they look bad, and
+        where they look good they may go on."""
+        limits, depths = {}, []
+        for (row_id, wish), depth in zip(wishes.items(), chosen.depths, strict=True):
+            if depth and wish.adaptive and row_id in self._judged:
+                depth = limits[row_id] = min(depth + MORE, wish.limit)
+            depths.append(depth)
+        self.gate.open(limits, len(wishes), chosen.rate)
+        return tuple(depths)
 
     def _candidates(self, wishes: Mapping[str, Wish]) -> list[Candidate]:
         curve = self.acceptance.curve
@@ -173,11 +235,12 @@ class AdaptiveDepths:
             if self._hopeless >= TOUR_AGAIN:
                 self._hopeless = 0
                 self._tours.clear()
+            ids = [row_id for number, row_id in enumerate(wishes) if number in idle]
+            self._probing = {row_id: self.acceptance.curve(row_id).stands[1] for row_id in ids}
             if idle and self._affordable(wishes, depths, chosen):
                 self._until_probe = PROBE_EVERY
-                ids = [row_id for number, row_id in enumerate(wishes) if number in idle]
-                self._probing = {row_id: self.acceptance.curve(row_id).stands[1] for row_id in ids}
                 return depths
+            self._probing = {}
         if self._until_aside <= 0:
             self._until_aside = ASIDE_EVERY
             depths = self._aside(wishes, chosen)
@@ -213,7 +276,8 @@ class AdaptiveDepths:
         """Whether savings cover what a step is expected to lose against the best. What it does lose is paid later."""
         step = expect(self._candidates(wishes), depths, self.costs)
         debt = PROBE_DEBT * self.costs.verify.at(len(wishes), 0) if self._surprised else 0.0
-        if step.seconds - step.tokens / chosen.rate > self._credit + debt:
+        late = self._catch_up if self._probing else 0.0
+        if step.seconds + late - step.tokens / chosen.rate > self._credit + debt:
             return False
         self._rate_aside = chosen.rate
         return True

@@ -18,6 +18,7 @@ from headlong.layers.context import Context
 from headlong.models.decoder import DecoderModel
 from headlong.sampling.entries import Entries, Entry
 from headlong.sampling.sampler import Sampler
+from headlong.speculate.going import Going
 from headlong.speculate.history import Text, Texts
 from headlong.state.pages import page_table
 from headlong.state.specs import KvSpec
@@ -100,7 +101,12 @@ class DraftModelProposer:
 
     def check_integrity(self) -> None:
         self.own.check_integrity()
-        assert set(self._read) <= set(self.own.rows)
+        assert set(self._read) <= set(self.own.rows) and set(self._fed) <= set(self.own.rows)
+        for row_id, held in self.own.rows.items():
+            assert row_id in self.texts, f"{row_id}: the draft model reads a row that nobody has"
+            text = self.texts[row_id]
+            if self._read.get(row_id) == (text, text.version):
+                assert held.length <= len(text.tokens), f"{row_id}: the draft model read more than there is"
 
     def _settle(self, accepted: dict[str, int]) -> None:
         """Keeps the accepted among the drafts that were fed; what is not told was not."""
@@ -167,27 +173,30 @@ class DraftModelProposer:
         self._read.update(known)
         return logits_DV
 
-    def _draft(self, plan: Plan, drafting: list[RowPlan], logits_DV: Tensor) -> Draft:
+    def _draft(self, plan: Plan, drafting: list[RowPlan], logits_DV: Tensor) -> Draft | None:
         """Goes on from the logits of each row's last token."""
-        device = logits_DV.device
+        device, going = logits_DV.device, Going(plan, drafting)
         tokens_DK = torch.zeros(
             len(drafting), max(row.num_drafts for row in drafting), dtype=torch.long, device=device
         )
-        q_DKV = None
-        for place in range(tokens_DK.shape[1]):
-            rows = [row for row in drafting if row.num_drafts > place]
-            at = torch.tensor([n for n, row in enumerate(drafting) if row.num_drafts > place], device=device)
+        q_DKV, place = None, 0
+        while going.live:
+            rows = [drafting[number] for number in going.live]
+            at = torch.tensor(going.live, device=device)
             if place:
                 logits_DV = self._feed(rows, tokens_DK[at], place)
             entries = [
                 Entry(row.slot, row.start + 1 + place, place, row.num_generated + place) for row in rows
             ]
             wanted = Entries(entries, self._sampler.table, tokens_DK[at])
-            tokens_DK[at, place], q = self._sampler.propose(logits_DV, wanted)
+            tokens_L, q = self._sampler.propose(logits_DV, wanted)
+            tokens_DK[at, place] = tokens_L
             if q is not None:
                 q_DKV = q.new_zeros(*tokens_DK.shape, q.shape[-1]) if q_DKV is None else q_DKV
                 q_DKV[at, place] = q
-        return _spread(plan, drafting, tokens_DK, q_DKV)
+            going.settle(logits_DV, tokens_L)
+            place += 1
+        return _spread(plan, drafting, tokens_DK, q_DKV, going.counts) if any(going.counts) else None
 
     def _feed(self, rows: list[RowPlan], tokens_DK: Tensor, count: int) -> Tensor:
         """Logits after each row's first `count` drafts. Keys and values of the earlier ones are in place; into a
@@ -251,16 +260,18 @@ def _verdict(tokens_L: Tensor, accepted: tuple[int, ...]) -> Verdict:
     return Verdict(tokens_L, accepted_R, accepted, none, none, none)
 
 
-def _spread(plan: Plan, drafting: list[RowPlan], tokens_DK: Tensor, q_DKV: Tensor | None) -> Draft:
-    """From drafting rows to all rows of the plan."""
+def _spread(
+    plan: Plan, drafting: list[RowPlan], tokens_DK: Tensor, q_DKV: Tensor | None, made: list[int]
+) -> Draft:
+    """From drafting rows, which have so many drafts each, to all rows of the plan."""
     place = {row.request.id: n for n, row in enumerate(plan.rows)}
-    places = [place[row.request.id] for row in drafting]
+    places, width = [place[row.request.id] for row in drafting], max(made)
     at = torch.tensor(places, device=tokens_DK.device)
-    tokens_RK = tokens_DK.new_zeros(len(plan.rows), tokens_DK.shape[1])
-    tokens_RK[at] = tokens_DK
+    tokens_RK = tokens_DK.new_zeros(len(plan.rows), width)
+    tokens_RK[at] = tokens_DK[:, :width]
     q_RKV = None
     if q_DKV is not None:
-        q_RKV = q_DKV.new_zeros(len(plan.rows), *q_DKV.shape[1:])
-        q_RKV[at] = q_DKV
-    counts = tuple(row.num_drafts if n in set(places) else 0 for n, row in enumerate(plan.rows))
-    return Draft(tokens_RK, q_RKV, counts)
+        q_RKV = q_DKV.new_zeros(len(plan.rows), width, q_DKV.shape[2])
+        q_RKV[at] = q_DKV[:, :width]
+    count = dict(zip(places, made, strict=True))
+    return Draft(tokens_RK, q_RKV, tuple(count.get(n, 0) for n in range(len(plan.rows))))

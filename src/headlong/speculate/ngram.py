@@ -170,6 +170,9 @@ class NgramProposer:
     def settle(self, row_ids: Iterable[str]) -> None:
         """Nothing is put off: the target's pages have nothing of it."""
 
+    def check_integrity(self) -> None:
+        assert all(row_id in self.texts for row_id in self.indexes), "an index whose row is gone"
+
     def _index(self, row: RowPlan) -> SuffixIndex:
         text = self.texts[row.request.id]
         index = self.indexes.get(row.request.id)

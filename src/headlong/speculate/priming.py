@@ -11,12 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headlong.layers.attention import Attention
 from headlong.layers.context import Context
 from headlong.models.decoder import DecoderModel
 from headlong.models.mtp import MtpHead
 from headlong.ops.rope.reference import angles
-from headlong.state.layer import KvState
 from headlong.state.pages import page_table
 from headlong.state.state import RowState, State
 from headlong.types import Rows
@@ -49,7 +47,7 @@ class PairReader:
         """Primes the head with these pairs; the last of each row gives its carry. Later than at once makes no
         difference: what a pair leaves depends on the pairs before it alone."""
         if sum(len(row.tokens) for row in rows) > WHOLE:
-            self._write([row.part(0, len(row.tokens) - 1) for row in rows if len(row.tokens) > 1])
+            self.write([row.part(0, len(row.tokens) - 1) for row in rows if len(row.tokens) > 1])
             rows = [row.part(len(row.tokens) - 1, len(row.tokens)) for row in rows]
         lens = tuple(len(row.tokens) for row in rows)
         context = self._context(rows, [row.start for row in rows], lens, [row.held.pages for row in rows])
@@ -61,9 +59,8 @@ class PairReader:
         slots = torch.tensor([row.held.slot for row in rows], device=out_ND.device)
         self.state.carry_SD[slots] = out_ND[torch.tensor(last, device=out_ND.device)]
 
-    def _write(self, rows: list[Pairs]) -> None:
-        """Keys and values alone. The attention op writes them and then attends, which is wasted here; every page is
-        shown to it as a sequence of its own, so that a long past costs nothing."""
+    def write(self, rows: list[Pairs]) -> None:
+        """Keys and values alone. Every page is shown as a sequence of its own, so that a long past costs nothing."""
         size = self.state.page_size
         starts, lens, pages = [], [], []
         for row in rows:
@@ -75,14 +72,7 @@ class PairReader:
                 pages.append([row.held.pages[position // size]])
                 position += count
         context = self._context(rows, starts, tuple(lens), pages)
-        layer = self.head.layer
-        mixer, kv = layer.mixer, self.state.layers[layer.name]
-        assert isinstance(mixer, Attention) and isinstance(kv, KvState)
-        embedding_ND, hidden_ND = self._inputs(rows)
-        pair = (self.head.embedding_norm(embedding_ND), self.head.hidden_norm(hidden_ND))
-        x_ND = self.head.fc(torch.cat(pair, dim=-1)).to(hidden_ND.dtype)
-        projected = mixer.project(layer.mixer_norm(x_ND))
-        mixer.attend(projected, kv.keys, kv.values, context.angles, context.attention)
+        self.head.remember(*self._inputs(rows), context, self.state.layers)
 
     def _inputs(self, rows: list[Pairs]) -> tuple[Tensor, Tensor]:
         tokens = [token for row in rows for token in row.tokens]

@@ -28,6 +28,10 @@ class Proposer(Protocol):
         """Writes what was put off for these rows: others are about to use their pages."""
         ...
 
+    def check_integrity(self) -> None:
+        """Asserts, between steps, that what it keeps of rows is in order."""
+        ...
+
 
 class NoDrafts:
     """Plain decoding."""
@@ -44,3 +48,6 @@ class NoDrafts:
 
     def settle(self, row_ids: Iterable[str]) -> None:
         """Nothing was put off."""
+
+    def check_integrity(self) -> None:
+        """Nothing is kept."""

@@ -6,6 +6,10 @@ from typing import NamedTuple
 from headlong.speculate.acceptance import Curve
 from headlong.speculate.costs import Costs
 
+MARGIN = 1.02
+"""Times plain decoding's rate that drafting must promise: what is not modelled, such as a head that has to catch up
+after a pause, is on plain's side."""
+
 
 class Candidate(NamedTuple):
     """A decoding row: what its drafts are worth and how many it may have. One that is not `free` takes them all."""
@@ -44,7 +48,7 @@ def best(rows: Sequence[Candidate], costs: Costs) -> Step:
         found = max(plain, _best_limit(rows, worth, costs), key=lambda step: step.rate)
         if found.rate <= worth * 1.01:
             break
-    return found
+    return found if found.rate > MARGIN * plain.rate else plain
 
 
 def _best_limit(rows: Sequence[Candidate], worth: float, costs: Costs) -> Step:

@@ -317,7 +317,8 @@ INLINE void attention_token(const Attention *net, float *line, const float *valu
     }
 }
 
-/* Everything between an attention layer's two projections. A line is queries, keys, gates if there are any, values. */
+/* Everything between an attention layer's two projections. A line is queries, keys, gates if there are any, values.
+   Without a place for the result, only keys and values are written. */
 VECTORISED void headlong_attention(const Attention *net, const void *projected, void *result, int wide,
                                    const float *cos, const float *sin, const int64_t *table, int64_t rows,
                                    const int64_t *pages, int64_t pages_width, int64_t longest) {
@@ -333,6 +334,7 @@ VECTORISED void headlong_attention(const Attention *net, const void *projected, 
             const int64_t position = row[START] + t;
             load(line, projected, token * width, width, wide);
             attention_token(net, line, values, cos + token * D, sin + token * D, own, position, head);
+            if (!result) continue;
             for (int64_t kv = 0; kv < KV; kv++) {
                 int64_t first = kv * per_kv * D;
                 switch (D) {

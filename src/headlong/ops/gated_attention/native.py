@@ -50,14 +50,31 @@ class NativeGatedAttention:
     def __call__(
         self, projected: Tensor, keys: Tensor, values: Tensor, angles: Angles, plan: NativePlan
     ) -> Tensor:
-        w = self.weights
+        out = projected.new_empty(projected.shape[0], self.weights.num_heads * self.weights.head_dim)
+        self._run(projected, keys, values, angles, plan, out.data_ptr())
+        return out
+
+    def write(
+        self, projected: Tensor, keys: Tensor, values: Tensor, angles: Angles, plan: NativePlan
+    ) -> None:
+        """The tokens' keys and values alone."""
+        self._run(projected, keys, values, angles, plan, None)
+
+    def _run(
+        self,
+        projected: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        angles: Angles,
+        plan: NativePlan,
+        out: int | None,
+    ) -> None:
         if self._bound is None or self._bound[0] is not keys:
             self._bound = (keys, self._bind(keys, values, angles.rotary_dim // 2))
-        out = projected.new_empty(projected.shape[0], w.num_heads * w.head_dim)
         native.kernel("headlong_attention")(
             ctypes.addressof(self._bound[1]),
             native.address(projected),
-            out.data_ptr(),
+            out,
             native.is_wide(projected),
             native.address(angles.cos),
             native.address(angles.sin),
@@ -67,7 +84,6 @@ class NativeGatedAttention:
             plan.pages_RP.shape[1],
             plan.longest,
         )
-        return out
 
     def _bind(self, keys: Tensor, values: Tensor, half: int) -> _Attention:
         w, norm = self.weights, self.weights.qk_norm

@@ -50,6 +50,20 @@ class ReferenceGatedAttention:
         self, projected: Tensor, keys: Tensor, values: Tensor, angles: Angles, plan: AttentionPlan
     ) -> Tensor:
         """[N, heads · head_dim]; writes the tokens' keys and values into their pages."""
+        queries, gate = self._write(projected, keys, values, angles, plan)
+        out = paged_attention.attend(queries, keys, values, plan).flatten(1)
+        return out * sigmoid(gate) if self.weights.gated else out
+
+    def write(
+        self, projected: Tensor, keys: Tensor, values: Tensor, angles: Angles, plan: AttentionPlan
+    ) -> None:
+        """The tokens' keys and values alone."""
+        self._write(projected, keys, values, angles, plan)
+
+    def _write(
+        self, projected: Tensor, keys: Tensor, values: Tensor, angles: Angles, plan: AttentionPlan
+    ) -> tuple[Tensor, Tensor]:
+        """Gives queries and gates."""
         w, num_tokens = self.weights, projected.shape[0]
         qk, gate, v = projected.split_with_sizes(self.sizes, dim=-1)
         qk = qk.view(num_tokens, -1, w.head_dim)
@@ -59,5 +73,4 @@ class ReferenceGatedAttention:
             queries = queries * w.query_scale
         paged_attention.write(keys, qk[:, w.num_heads :], plan)
         paged_attention.write(values, v.reshape(num_tokens, -1, w.head_dim), plan)
-        out = paged_attention.attend(queries, keys, values, plan).flatten(1)
-        return out * sigmoid(gate) if w.gated else out
+        return queries, gate

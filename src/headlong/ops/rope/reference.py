@@ -69,7 +69,10 @@ class Angles:
 
     def part(self, first: int, last: int) -> "Angles":
         """Those of tokens first…last − 1."""
-        return replace(self, cos=self.cos[first:last], sin=self.sin[first:last])
+        return self.picked(slice(first, last))
+
+    def picked(self, tokens: Tensor | slice) -> "Angles":
+        return replace(self, cos=self.cos[tokens], sin=self.sin[tokens])
 
 
 def angles(positions_N: Tensor, rotary: Rotary, dtype: torch.dtype) -> Angles:
