@@ -1,8 +1,11 @@
 """Counters against what the requests themselves report."""
 
+from dataclasses import replace
+
 from headlong import LLM, SamplingParams
 from headlong.engine import metrics as metrics_module
 from headlong.engine.metrics import Metrics, Totals
+from headlong.types import Request, RowOutput, StepOutput
 
 PROMPTS = ["Once upon a time", "The little fox", "A rainy day"]
 
@@ -39,6 +42,18 @@ def test_totals_are_the_requests_sums(llm):
         tried = sum(one.tried_per_position[place] for one in stats if place < len(one.tried_per_position))
         assert totals.tried_per_position[place] == tried
     assert totals.accepted == sum(totals.accepted_per_position)
+
+
+def test_an_end_without_tokens_is_no_step():
+    """Of one row a fault put an end to while it read its prompt, of another between two tokens."""
+    request = Request("row", (1, 2, 3), SamplingParams(), seed=0)
+    given = RowOutput(request, (7, 8), "", 2, 1, (True, False))
+    failed = RowOutput(request, (), "", 0, 0, (), (), "error", "a fault")
+    totals = Totals()
+    for rows in ((replace(given, is_first=True),), (given,), (failed,), (failed, given)):
+        totals.add(StepOutput(rows=rows))
+    assert (totals.steps, totals.row_steps) == (4, 2)
+    assert (totals.decoded_tokens, totals.generated_tokens, totals.asked_tokens) == (4, 6, 3)
 
 
 def test_recent_is_a_part_of_the_whole(llm, monkeypatch):

@@ -14,6 +14,7 @@ from engine_cases import plain_alone, requests_of, with_depth
 from prefix_cases import PARAMS, Served, ask, cached_of, drafts_of, tokens_of
 
 from headlong import SamplingParams
+from headlong.speculate.depth import FixedDepths
 from support import tiny, tiny_llama
 from support.steps import load
 
@@ -44,6 +45,16 @@ def family(request, models):
 @pytest.fixture(scope="module")
 def dense(models):
     return models["dense", "on"]
+
+
+class Fixed(FixedDepths):
+    """One depth for everybody, as far as a row can go."""
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+
+    def choose(self, wishes, num_prompt_tokens):  # noqa: ARG002
+        return {row_id: min(self.depth, wish.limit) for row_id, wish in wishes.items()}
 
 
 def truth_of(built, *requests):
@@ -77,6 +88,28 @@ def test_a_conversation(models, name, kind):
     # Of the last turn all but the token that was never fed; without checkpoints one more is read again.
     gap = 1 + (name == "llama")
     assert cached[3] == cached[0] == [0, *(50 + 12 + 19 * turn - gap for turn in range(3))]
+
+
+def test_rows_that_pause_leave_as_much_as_those_that_draft(models):
+    """Depth 0 is a legal choice at every step: what the head puts off is written before others use the pages. So the
+    hits are those without MTP, and the drafts those of a row that never found anything."""
+    cached = {}
+    for mtp in ("on", "off"):
+        built = models["dense", mtp]
+        served, fresh = Served.of(built), Served.of(built, prefix_cache=False)
+        prompt, cached[mtp] = tokens_of(1, 50), []
+        for turn in range(4):
+            depth = 3 * (turn % 2) if mtp == "on" else 0
+            for one in (served, fresh):
+                one.engine.depths = one.engine.scheduler.depths = Fixed(depth)
+            request = replace(ask(f"turn{turn}", prompt, 3 * (mtp == "on")), adaptive=mtp == "on")
+            trace = served.run(request)
+            assert trace.results == truth_of(built, request)
+            assert drafts_of(trace, request.id) == drafts_of(fresh.run(request), request.id)
+            assert any(drafted for drafted, _ in drafts_of(trace, request.id)) == (depth > 0)
+            cached[mtp].append(cached_of(trace)[request.id])
+            prompt = (*prompt, *trace.results[request.id].token_ids, *tokens_of(90 + turn, 7))
+    assert cached["on"] == cached["off"] and all(cached["on"][1:])
 
 
 def test_a_prompt_asked_again(family):
@@ -317,6 +350,6 @@ def test_the_second_turn_over_a_long_prefix_begins_at_once(long_llm, depth):
     second, cached, tokens = timed(llm, "second", prompt, depth)
     print(f"depth {depth}: {first:.3f} s, then {second:.3f} s: {first / second:.1f}x")
     assert cached == 3000 + 8 - 1
-    assert first > 3 * second
+    assert first > 5 * second
     llm.engine.state.drop_cache()
     assert timed(llm, "afresh", prompt, depth)[1:] == (0, tokens)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from prefix_cases import Served, ask, tokens_of
 
+from headlong.engine import row as row_module
 from support import tiny
 from support.steps import load
 
@@ -63,6 +64,45 @@ def test_equals_wait_for_each_other(built):
     requests = [ask("first", tokens_of(1, 9), 3, 25), ask("second", tokens_of(2, 9), 3, 5)]
     trace = served.run(*requests, arrivals=[0, 2])
     assert not trace.preempted and first_runs(trace) == ["first", "second"]
+
+
+@pytest.mark.parametrize("num_rows", [2, 4])
+def test_a_large_row_is_not_passed_by_small_ones_without_end(built, num_rows):
+    """Small rows keep coming, and there is always room for one of them; the large one needs nine of ten pages."""
+    served = Served.of(built, cache_tokens=160, max_rows=num_rows)
+    small = [ask(f"small{n}", tokens_of(n, 20), 3 * (n % 2), 9) for n in range(24)]
+    large = ask("large", tokens_of(50, 130), 3, 5)
+    trace = served.run(*small, large, arrivals=[*range(24), 6])
+    order = first_runs(trace)
+    came_before = {f"small{n}" for n in range(7)}
+    assert set(order[: order.index("large")]) <= came_before, "nobody who came later went first"
+    ended = next(n for n, step in enumerate(trace.steps) for o in step.rows if o.request.id == "large")
+    assert ended < 60 and trace.results == truth_of(built, [*small, large])
+
+
+def test_nobody_starves_behind_urgent_ones(built, monkeypatch):
+    """They keep coming, faster than they are served; one that is two levels less urgent lets 2 · 4 of them pass."""
+    monkeypatch.setattr(row_module, "PATIENCE", 4)
+    served = Served.of(built, max_rows=1)
+    patient = ask("patient", tokens_of(60, 20), 3, 12, priority=2)
+    urgent = [ask(f"urgent{n}", tokens_of(n, 9), 0, 3) for n in range(30)]
+    trace = served.run(patient, *urgent, arrivals=[0, *range(2, 32)])
+    order = first_runs(trace)
+    assert order[:2] == ["patient", "urgent0"], "it began alone and was sent back"
+    ended = [o.request.id for step in trace.steps for o in step.rows if o.finish_reason]
+    assert ended.index("patient") == 7 and trace.preempted == ["patient"]
+    assert trace.results == truth_of(built, [patient, *urgent])
+
+
+def test_the_first_of_a_priority_is_never_sent_back(built):
+    """However short pages are: whoever is next to end goes on, so that all of them end."""
+    served = Served.of(built, cache_tokens=160, max_rows=5)
+    requests = [ask(f"row{n}", tokens_of(n, 30), (0, 3, 8)[n % 3], 60) for n in range(5)]
+    trace = served.run(*requests)
+    assert trace.results == truth_of(built, requests)
+    assert trace.preempted
+    for plan, step in zip(trace.plans, trace.steps, strict=True):
+        assert all(row_id > min(row.request.id for row in plan.rows) for row_id in step.preempted)
 
 
 def test_nobody_is_sent_back_in_vain(built):

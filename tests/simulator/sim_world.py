@@ -5,7 +5,7 @@ schedules. Knows how to drive an engine, not which schedule to drive it through.
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -106,12 +106,21 @@ def truth(folder: Path, asked: Asked) -> tuple[tuple[int, ...], str]:
 
 
 class RandomDepths:
-    """Another depth for every row in every step."""
+    """Another depth for every row in every step, and drafts that end before it or are dropped again."""
 
     def __init__(self, seed: int) -> None:
+        self.gate = self
         self._rng = random.Random(seed)
+        self._fixed: set[str] = set()
+
+    def judge(self, row_ids: Sequence[str], confidences: Sequence[float]) -> tuple[list[bool], list[bool]]:
+        assert len(row_ids) == len(confidences)
+        kept = [row_id in self._fixed or self._rng.random() < 0.9 for row_id in row_ids]
+        going = [row_id in self._fixed or self._rng.random() < 0.8 for row_id in row_ids]
+        return kept, [both[0] and both[1] for both in zip(kept, going, strict=True)]
 
     def choose(self, wishes: Mapping[str, Wish], _num_prompt_tokens: int) -> Mapping[str, int]:
+        self._fixed = {row_id for row_id, wish in wishes.items() if not wish.adaptive}
         return {
             row_id: self._rng.randint(0, wish.limit) if wish.adaptive else wish.limit
             for row_id, wish in wishes.items()
@@ -119,6 +128,16 @@ class RandomDepths:
 
     def observe(self, *_: Any) -> None:
         pass
+
+
+@dataclass(eq=False)
+class Armed:
+    """A fault that waits for its stage: before or after its work, the next time or after it was spared a few times."""
+
+    stage: str
+    late: bool
+    error: Callable[[], BaseException]
+    spares: int = 0
 
 
 @dataclass
@@ -143,8 +162,8 @@ class World:
             self.engine.depths = self.engine.scheduler.depths = RandomDepths(depth_seed)
         self.injector = Injector(self.engine, self._strike)
         self.injector.poison = self._poison
-        self.armed: list[tuple[str, bool, Callable[[], Exception]]] = []
-        """Stage, before or after its work, and what is raised there; each once, the first that fits."""
+        self.armed: list[Armed] = []
+        """The first that fits strikes, once."""
         self.poisons: list[float] = []
         self.living: dict[str, Living] = {}
         self.cancelled: set[str] = set()
@@ -163,20 +182,29 @@ class World:
         return row_id
 
     def cancel(self, row_id: str) -> None:
-        (output,) = self.engine.cancel(row_id).rows
-        assert output.finish_reason == "cancelled"
+        try:
+            (output,) = self.engine.cancel(row_id).rows
+            assert output.finish_reason == "cancelled"
+        except KeyboardInterrupt:
+            assert self.engine.scheduler.find(row_id) is None
         del self.living[row_id]
         self.cancelled.add(row_id)
         self.check()
 
     def step(self) -> None:
-        self.take(self.engine.step())
+        try:
+            self.take(self.engine.step())
+        except KeyboardInterrupt:
+            assert not self.engine.state.rows, "nothing half-written is kept"
+            self.armed.clear()
+            self.take(self.engine.step())
         if self.engine.failure is not None:
             assert not self.engine.has_work and not self.living, "everybody was told"
             self.engine.restart()
         self.check()
 
     def take(self, step: StepOutput) -> None:
+        assert len({output.request.id for output in step.rows}) == len(step.rows), "a row was told of twice"
         for output in step.rows:
             row_id = output.request.id
             row = self.living[row_id]
@@ -226,16 +254,19 @@ class World:
         needed = 2 if NO_NUMBERS in why else 3
         assert row.cursed or self.harm - row.faults_before >= needed, (row_id, why)
 
-    def _strike(self, stage: str, late: bool, injector: Injector) -> Exception | None:
+    def _strike(self, stage: str, late: bool, injector: Injector) -> BaseException | None:
         if stage == "forward" and not late and self._has_cursed(injector.plan):
             self.harm += 1
             return RuntimeError("this row breaks the kernel")
-        for number, (at, when, error) in enumerate(self.armed):
-            if (at, when) == (stage, late):
-                del self.armed[number]
-                self.harm += 1
-                return error()
-        return None
+        armed = next((armed for armed in self.armed if (armed.stage, armed.late) == (stage, late)), None)
+        if armed is None:
+            return None
+        armed.spares -= 1
+        if armed.spares >= 0:
+            return None
+        self.armed.remove(armed)
+        self.harm += 1
+        return armed.error()
 
     def _has_cursed(self, plan: Plan) -> bool:
         rows = (self.living.get(row.request.id) for row in plan.rows)

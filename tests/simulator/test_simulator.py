@@ -14,7 +14,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from sim_world import KINDS, MAX_TOKENS, PROMPTS, Asked, World, broken_kernel, out_of_memory
+from sim_world import KINDS, MAX_TOKENS, PROMPTS, Armed, Asked, World, broken_kernel, out_of_memory
 
 from support import tiny, tiny_llama
 from support.injection import STAGES
@@ -99,9 +99,14 @@ class Schedules(RuleBasedStateMachine):
         late=st.booleans(),
         error=st.sampled_from([broken_kernel, out_of_memory]),
         times=st.sampled_from([1, 1, 1, 2, 3, 9]),
+        spares=st.integers(0, 3),
     )
-    def break_a_stage(self, stage, late, error, times):
-        self.world.armed.extend([(stage, late, error)] * times)
+    def break_a_stage(self, stage, late, error, times, spares):
+        self.world.armed.extend(Armed(stage, late, error, spares) for _ in range(times))
+
+    @rule(stage=st.sampled_from(STAGES), late=st.booleans(), spares=st.integers(0, 3))
+    def interrupt_a_step(self, stage, late, spares):
+        self.world.armed.append(Armed(stage, late, KeyboardInterrupt, spares))
 
     @rule(value=st.sampled_from([float("nan"), float("inf")]), times=st.integers(1, 2))
     def poison(self, value, times):

@@ -260,6 +260,24 @@ def test_rows_that_run_share_what_they_read():
     state.check_integrity()
 
 
+def test_of_a_text_that_two_rows_read_at_once_the_end_goes_first():
+    """Only the first one's pages are kept; that the second left, too, makes them none the older."""
+    state = make_state(KV, num_pages=8)
+    tokens = tokens_of(10, 63)
+    for row_id in "ab":
+        state.admit(row_id, tokens)
+    for row_id in "ab":
+        feed(state, row_id, tokens, 63)
+    for row_id in "ab":
+        state.release(row_id, tokens)
+    assert state.pages.take(4) is not None, "those that nothing is kept in"
+    found = []
+    for _ in range(4):
+        found.append(state.prefix.find(tokens, primed=True).length)
+        assert state.pages.take(1) is not None
+    assert found == [62, 47, 31, 15]
+
+
 def test_rows_that_never_draft_use_all_pages_but_leave_theirs_to_their_like():
     state = make_state()
     tokens = tokens_of(10, 50)

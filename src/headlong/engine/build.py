@@ -5,7 +5,7 @@ Decides whether there is a usable head, from the tensors, and says why where the
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 
@@ -27,7 +27,6 @@ from headlong.quant.format import Format
 from headlong.quant.plain import PlainFormat
 
 log = logging.getLogger(__name__)
-MtpMode = Literal["auto", "on", "off"]
 STORED_DTYPES = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
@@ -119,7 +118,7 @@ def survey(checkpoint: Checkpoint, options: EngineConfig | None = None) -> Bluep
     expected = dict(source.expected)
     where = checkpoint.folder
     verifier.verify(expected, what="model", where=where, prefix_filter=lambda name: not name.startswith(HEAD))
-    refusal = _absence(checkpoint, names, options.mtp)
+    refusal = _absence(checkpoint, names, options)
     if refusal is None:
         source = Expectations(names)
         try:
@@ -133,7 +132,7 @@ def survey(checkpoint: Checkpoint, options: EngineConfig | None = None) -> Bluep
             )
             expected |= source.expected
         except CheckpointError as error:
-            refusal = _refuse(options.mtp, str(error))
+            refusal = _refuse(options, str(error))
     for module, sentence in detector.disagreements.items():
         log.info("%s: %s; the tensors decide", module, sentence)
     return Blueprint(
@@ -146,35 +145,36 @@ def _head_hint(options: EngineConfig) -> dict[str, Any]:
     return {"checkpoint_format": wanted} if wanted in ("gptq", "gptq_v2") else {}
 
 
-def _absence(checkpoint: Checkpoint, names: NameMap, mtp: MtpMode) -> str | None:
+def _absence(checkpoint: Checkpoint, names: NameMap, options: EngineConfig) -> str | None:
     """Why there is no head to look at; None if there is one."""
-    if mtp == "off":
+    if options.mtp == "off":
         return "MTP was turned off (mtp='off')"
     heads = [name for name in names.sources if name.startswith(HEAD)]
     if not heads and checkpoint.sidecar_fault is not None:
-        return _refuse(mtp, checkpoint.sidecar_fault)
+        return _refuse(options, checkpoint.sidecar_fault)
     if not heads:
         return _refuse(
-            mtp, f"the checkpoint has no MTP head (no tensor named {HEAD}* in {checkpoint.folder.name})"
+            options, f"the checkpoint has no MTP head (no tensor named {HEAD}* in {checkpoint.folder.name})"
         )
     if any(name.startswith(f"{HEAD}layers.1.") for name in heads):
         return _refuse(
-            mtp, "the checkpoint's MTP head has several layers; only one-layer heads are supported"
+            options, "the checkpoint's MTP head has several layers; only one-layer heads are supported"
         )
     return None
 
 
-def _refuse(mtp: MtpMode, reason: str) -> str:
+def _refuse(options: EngineConfig, reason: str) -> str:
     """An error that lists all faults if MTP was insisted on; else a sentence with the first of them."""
     first, *faults = reason.splitlines()
-    if mtp == "on":
+    if options.mtp == "on":
         separator = "\n" if faults else "; "
         raise HeadError(f"mtp='on', but {reason}{separator}{PLAINLY}")
     listed = [line.strip() for line in faults if line.startswith("  ")]
     if len(listed) > MAX_TOLD:
         listed[MAX_TOLD:] = [f"and {len(listed) - MAX_TOLD} more, which mtp='on' lists"]
     sentence = "; ".join([first, *listed])
-    log.warning("serving without drafting: %s", sentence)
+    alone = options.proposer == "auto" and options.drafter is None
+    log.warning("serving without %s: %s", "drafting" if alone else "the MTP head", sentence)
     return sentence
 
 
@@ -205,7 +205,7 @@ def _build_head(blueprint: Blueprint, ops: Ops, loader: WeightLoader) -> tuple[M
     try:
         return blueprint.architecture.head(blueprint.config, Scope(loader, ops, HEAD)), None
     except CheckpointError as error:
-        return None, _refuse(blueprint.options.mtp, f"{blueprint.checkpoint.folder}: {error}")
+        return None, _refuse(blueprint.options, f"{blueprint.checkpoint.folder}: {error}")
 
 
 def _loader(blueprint: Blueprint, dtype: torch.dtype, device: torch.device, *, head: bool) -> WeightLoader:

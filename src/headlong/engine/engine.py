@@ -152,6 +152,7 @@ class Engine:
         """Asserts that nothing leaked; everything must be free when no row runs."""
         self.state.check_integrity()
         assert set(self.state.rows) == {row.id for row in self.scheduler.running}
+        self.proposer.check_integrity()
 
     @property
     def usual_drafts(self) -> int:

@@ -17,7 +17,7 @@ import torch
 from headlong.engine.row import FAULT, Row
 from headlong.engine.scheduler import Scheduler
 from headlong.params import SamplingParams
-from headlong.types import Plan, Request, StepOutput, Verdict
+from headlong.types import Plan, Request, RowOutput, StepOutput, Verdict
 
 log = logging.getLogger(__name__)
 MAX_IN_A_ROW = 8
@@ -50,9 +50,24 @@ class Faults:
         """Suspects that failed alone once."""
         self._poisoned: set[Row] = set()
         """Rows whose logits were no numbers once."""
+        self._untold: tuple[RowOutput, ...] = ()
+        """What rows gained in a step whose caller left before it ended."""
 
     def guarded(self, attempt: Callable[[], StepOutput]) -> StepOutput:
-        """Makes a step. What goes wrong in it is told to the rows concerned, never to the caller."""
+        """Makes a step. What goes wrong in it is told to the rows concerned, never to the caller. Whoever interrupts it
+        leaves nothing half-written, and what rows were given by then is the next step."""
+        if self._untold:
+            rows, self._untold = self._untold, ()
+            return StepOutput(rows=rows, num_waiting=len(self._scheduler.waiting))
+        self._scheduler.outputs = []
+        try:
+            return self._recovered(attempt)
+        except BaseException:
+            self._scheduler.recall()
+            self._untold = tuple(self._scheduler.outputs)
+            raise
+
+    def _recovered(self, attempt: Callable[[], StepOutput]) -> StepOutput:
         started = time.perf_counter()
         if self._suspects:
             self._narrow()
@@ -88,6 +103,7 @@ class Faults:
                 self._end(row, f"{NO_NUMBERS}, and were so again when it was read afresh")
             else:
                 self._poisoned.add(row)
+                row.afresh = True  # others may offer what made it so again, before they are found out
                 scheduler.put_back(row)
         plan, verdict = _without_poisoned(plan, verdict)
         self._all_poisoned = not any(row.samples for row in plan.rows)
@@ -97,11 +113,14 @@ class Faults:
         """Frees a row for good, between steps; what it had is offered to others, if that can be done."""
         try:
             self._scheduler.remove(row)
-        except Exception:
+        except BaseException as error:
             log.exception("row %s left, and what it had is lost", row.id)
             self.count += 1
             self._scheduler.recall()
-            self._scheduler.discard(row)
+            if self._scheduler.find(row.id) is not None:
+                self._scheduler.discard(row)
+            if not isinstance(error, Exception):
+                raise
 
     def restart(self) -> None:
         """Begins anew, without rows: whoever waited for one has been told."""
@@ -114,6 +133,7 @@ class Faults:
         self._suspects.clear()
         self._blamed.clear()
         self._poisoned.clear()
+        self._untold = ()
         scheduler.state.check_integrity()
 
     def _recover(self, error: Exception) -> tuple[str, ...]:
@@ -195,14 +215,26 @@ class Faults:
                 why = NO_NUMBERS
         except Exception as error:
             why = _told(error)
-        scheduler.recall()
-        if row.finish_reason is None:
-            scheduler.remove(row)
-        scheduler.outputs, scheduler.only = outputs, only
+        finally:
+            scheduler.recall()
+            if row.finish_reason is None:
+                scheduler.remove(row)
+            scheduler.outputs, scheduler.only = outputs, only
         return why
 
     def _end(self, row: Row, why: str) -> None:
-        self._scheduler.outputs.append(row.fail(f"{FAULT}: {why}"))
+        """A step tells of each row once: what it gave this one before it failed comes with the end."""
+        outputs, end = self._scheduler.outputs, row.fail(f"{FAULT}: {why}")
+        given = next((n for n, output in enumerate(outputs) if output.request.id == row.id), None)
+        if given is not None:
+            last = outputs.pop(given)
+            end = replace(
+                last,
+                text=last.text + end.text,
+                finish_reason=end.finish_reason,
+                stop_reason=end.stop_reason,
+            )
+        outputs.append(end)
         self._scheduler.discard(row)
 
 

@@ -44,6 +44,8 @@ class Totals:
         self.prompt_tokens += step.num_prompt_tokens
         self.preempted += len(step.preempted)
         for row in step.rows:
+            if not row.token_ids:
+                continue  # it ended without them: no step of its own
             self.generated_tokens += len(row.token_ids)
             if row.is_first:
                 self.asked_tokens += len(row.request.prompt)

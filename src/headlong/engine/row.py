@@ -8,6 +8,8 @@ from headlong.types import FinishReason, Request, RowOutput, TokenLogprobs
 
 FAULT = "the engine failed on this request"
 """How the sentence begins that tells of a fault; other errors are the request's own."""
+PATIENCE = 1000
+"""Rows that may overtake an earlier one for being one level more urgent."""
 
 
 class Row:
@@ -23,6 +25,8 @@ class Row:
         """Its place in the order rows came in."""
         self.num_cached: int | None = None
         """Tokens that were there when it was first admitted; None before."""
+        self.afresh = False
+        """Whether it must read all of its tokens itself, whatever is kept of others."""
         self.finish_reason: FinishReason | None = None
         self._stream = TextStream(tokenizer, request.params.stop)
 
@@ -32,8 +36,13 @@ class Row:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Who goes first: lower priorities, then those who came first."""
-        return self.request.params.priority, self.number
+        """Who goes first: lower priorities, and within one those who came first; but nobody waits for more than
+        `PATIENCE` later ones for each level between them."""
+        return self.request.params.priority * PATIENCE + self.number, self.number
+
+    def outranks(self, other: "Row") -> bool:
+        """Whether it may take the other's place while that runs."""
+        return self.request.params.priority < other.request.params.priority and self.rank < other.rank
 
     @property
     def num_tokens(self) -> int:

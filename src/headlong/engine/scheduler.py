@@ -1,14 +1,15 @@
 """Decides who runs in each step and with how many tokens, and does the bookkeeping of what was emitted.
 
-Lower priorities go first, and within one those who came first. Running rows go before waiting ones of the same
-priority; when pages run out, drafts shrink first, then the last in rank is put back to wait. A row that waits may send
-less urgent ones back if that lets it in. What a row had is offered to the prefix cache when it leaves; back again, it
-reads what is not there any more, which gives the same tokens. Knows rows, pages and slots, no tensors.
+Lower priorities go first, and within one those who came first; nobody is overtaken without end. Running rows go
+before waiting ones of the same priority; when pages run out, drafts shrink first, then the last in rank is put back
+to wait. A row that waits may send less urgent ones back if that lets it in. What a row had is offered to the prefix
+cache when it leaves; back again, it reads what is not there any more, which gives the same tokens. Knows rows, pages
+and slots, no tensors.
 """
 
 import itertools
 from bisect import insort
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from headlong.engine.row import FAULT, Row
 from headlong.sampling.table import SamplingTable
@@ -88,7 +89,7 @@ class Scheduler:
             plans.append(row_plan)
             budget -= row_plan.query_len
         plans.sort(key=lambda p: -p.num_certain)
-        return Plan(tuple(plans), max((p.num_drafts for p in plans), default=0))
+        return Plan(tuple(plans), max((p.num_drafts for p in plans), default=0), self.depths.gate)
 
     def finish(self, plan: Plan, verdict: Verdict) -> tuple[RowOutput, ...]:
         """Hands each row its tokens; rows that ended leave, and prompts offer what was read of them to others."""
@@ -154,7 +155,7 @@ class Scheduler:
 
     def _admit(self, row: Row) -> bool:
         """A slot, and pages for all the row has to read and one token more; or nothing."""
-        held = self.state.admit(row.id, row.tokens(0, row.num_tokens), drafts=row.request.draft_tokens > 0)
+        held = self.state.admit(row.id, row.tokens(0, row.num_tokens), **self._wants(row))
         if held is None:
             return False
         self.table.set(held.slot, row.request, row.output)
@@ -165,11 +166,16 @@ class Scheduler:
         insort(self.running, row, key=lambda row: row.rank)
         return True
 
+    @staticmethod
+    def _wants(row: Row) -> dict[str, bool]:
+        """What the state asks of a row besides its tokens."""
+        return {"drafts": row.request.draft_tokens > 0, "reuse": not row.afresh}
+
     def _admit_urgent(self) -> None:
         """Lets rows in before less urgent ones that run, and in place of them if need be; but only rows that will
         begin to read in this very step."""
         while (row := self._next_waiting()) is not None:
-            less = [other for other in reversed(self.running) if other.rank[0] > row.rank[0]]
+            less = [other for other in reversed(self.running) if row.outranks(other)]
             before = [other for other in self.running if other.rank < row.rank]
             if not less or self._num_unread(before) >= self.chunk_tokens:
                 return
@@ -181,10 +187,10 @@ class Scheduler:
 
     def _enough(self, row: Row, candidates: list[Row]) -> list[Row]:
         """Of these, the fewest from the first on that let the row in by leaving; none if not even all do."""
-        tokens, drafts = row.tokens(0, row.num_tokens), row.request.draft_tokens > 0
+        tokens, wants = row.tokens(0, row.num_tokens), self._wants(row)
 
         def fits(without: list[Row]) -> bool:
-            return self.state.fits(tokens, drafts=drafts, without=[other.id for other in without])
+            return self.state.fits(tokens, **wants, without=[other.id for other in without])
 
         count = next((n for n in range(1, len(candidates) + 1) if fits(candidates[:n])), 0)
         leaving = candidates[:count]
@@ -248,18 +254,24 @@ class Scheduler:
         return True
 
     def _put_back(self, rows: list[Row]) -> None:
-        self._leave(rows)
-        for row in rows:
+        # One is in the queue again before the next one leaves: a fault on the way must find all of them.
+        for row in self._leaving(rows):
             self._queue(row)
             self.preempted.append(row.id)
 
     def _leave(self, rows: list[Row]) -> None:
+        for _ in self._leaving(rows):
+            pass
+
+    def _leaving(self, rows: list[Row]) -> Iterator[Row]:
+        """Frees what the rows held, one after the other, and offers it to others."""
         if rows and self.state.caching:
             self.settle([row.id for row in rows])
         for row in rows:
             self.table.clear(self.state.rows[row.id].slot)
             self.state.release(row.id, row.tokens(0, row.num_tokens))
             self.running.remove(row)
+            yield row
 
     def _publish(self, rows: list[Row]) -> None:
         ready = [row for row in rows if row.finish_reason is None and self.state.at_checkpoint(row.id)]

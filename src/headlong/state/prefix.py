@@ -116,17 +116,18 @@ class PrefixCache:
     def offer(self, row: Published, length: int, save: Callable[[], Checkpoint], *, tail: bool) -> None:
         """Makes known the first `length` tokens of a row and, where the model has memories, `save`s a checkpoint of
         them. A `tail` that does not fill its page is known too; its page must not change from here on."""
-        for number in range(length // self.page_size):
-            self._offer_page(row, number)
-        rest = row.tokens[length // self.page_size * self.page_size : length]
-        if rest and not tail:
-            return
-        parent = row.keys[length // self.page_size - 1] if length >= self.page_size else ROOT
+        num_full = length // self.page_size
+        self._hash_pages(row, num_full)
+        parent = row.keys[num_full - 1] if num_full else ROOT
+        rest = row.tokens[num_full * self.page_size : length]
         key = key_of(parent, rest) if rest else parent
-        if self.recurrent and key not in self.checkpoints and not self.checkpoints.put(key, save()):
-            return
-        if rest:
-            self._add(Entry(key, parent, rest, row.pages[length // self.page_size], row.primed))
+        # The last first: where they are known already, that is the order in which they go.
+        if rest and tail and self._has_checkpoint(key, save):
+            self._add(Entry(key, parent, rest, row.pages[num_full], row.primed))
+        for number in reversed(range(num_full)):
+            self._add(self._full_page(row, number))
+        if not rest:
+            self._has_checkpoint(key, save)
 
     def use(self, key: bytes) -> Checkpoint:
         return self.checkpoints.use(key)
@@ -159,13 +160,21 @@ class PrefixCache:
             return False
         return end < num_tokens and entry.key in self.checkpoints if self.recurrent else end <= num_tokens
 
-    def _offer_page(self, row: Published, number: int) -> None:
-        first = number * self.page_size
+    def _has_checkpoint(self, key: bytes, save: Callable[[], Checkpoint]) -> bool:
+        """Whether there is one now, if the model needs any."""
+        return not self.recurrent or key in self.checkpoints or self.checkpoints.put(key, save())
+
+    def _hash_pages(self, row: Published, count: int) -> None:
+        for number in range(len(row.keys), count):
+            parent = row.keys[number - 1] if number else ROOT
+            row.keys.append(key_of(parent, self._page_tokens(row, number)))
+
+    def _full_page(self, row: Published, number: int) -> Entry:
         parent = row.keys[number - 1] if number else ROOT
-        if number == len(row.keys):
-            row.keys.append(key_of(parent, row.tokens[first : first + self.page_size]))
-        tokens = row.tokens[first : first + self.page_size]
-        self._add(Entry(row.keys[number], parent, tokens, row.pages[number], row.primed))
+        return Entry(row.keys[number], parent, self._page_tokens(row, number), row.pages[number], row.primed)
+
+    def _page_tokens(self, row: Published, number: int) -> tuple[int, ...]:
+        return row.tokens[number * self.page_size : (number + 1) * self.page_size]
 
     def _add(self, entry: Entry) -> None:
         """Unless there is one that serves as well."""

@@ -77,13 +77,16 @@ class State:
     def pages(self) -> Pages:
         return self.prefix.pages
 
-    def admit(self, row_id: str, tokens: Sequence[int] = (), *, drafts: bool = True) -> RowState | None:
+    def admit(
+        self, row_id: str, tokens: Sequence[int] = (), *, drafts: bool = True, reuse: bool = True
+    ) -> RowState | None:
         """A slot for a row that has `tokens` to read, with pages for them and one more, and with as much of it settled
-        as is there already; or None, and no change, while slots or pages are short. `drafts`: whether it ever will."""
+        as is there already; or None, and no change, while slots or pages are short. `drafts`: whether it ever will;
+        `reuse`: whether it takes what is kept of others."""
         if not self.slots.num_free:
             return None
         primed = drafts or not self.head
-        found = self._find(tokens, primed)
+        found = self._find(tokens, primed, reuse)
         checkpoint = None if found.checkpoint is None else self.prefix.use(found.checkpoint)
         pages = self._take(found.pages, self.pages_for(len(tokens) + 1) if tokens else 0)
         if pages is None:
@@ -100,13 +103,20 @@ class State:
             self._restore(row, checkpoint)
         return row
 
-    def fits(self, tokens: Sequence[int], *, drafts: bool = True, without: Collection[str] = ()) -> bool:
+    def fits(
+        self,
+        tokens: Sequence[int],
+        *,
+        drafts: bool = True,
+        reuse: bool = True,
+        without: Collection[str] = (),
+    ) -> bool:
         """Whether a row would be admitted if the rows `without` had left."""
         if not self.slots.num_free and not without:
             return False
         leaving = Counter(page for row_id in without for page in self.rows[row_id].pages)
         freed = sum(self.pages.holders(page) == count for page, count in leaving.items())
-        found = self._find(tokens, drafts or not self.head)
+        found = self._find(tokens, drafts or not self.head, reuse)
         held = sum(self.pages.holders(page) > leaving[page] for page in found.pages[:-1])
         return self.pages_for(len(tokens) + 1) - held <= self.pages.num_free + freed
 
@@ -187,8 +197,8 @@ class State:
             for page in row.pages[row.length // self.page_size :]:
                 assert self.pages.holders(page) == 1, f"{row_id}: others hold a page it writes to"
 
-    def _find(self, tokens: Sequence[int], primed: bool) -> Match:
-        return self.prefix.find(tokens, primed) if self.caching and tokens else Match()
+    def _find(self, tokens: Sequence[int], primed: bool, reuse: bool) -> Match:
+        return self.prefix.find(tokens, primed) if self.caching and reuse and tokens else Match()
 
     def _take(self, found: Sequence[int], count: int) -> list[int] | None:
         """`count` pages: those found, with a fresh one in place of the last since the row will write to it, and more
