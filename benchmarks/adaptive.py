@@ -15,10 +15,13 @@ import json
 import platform
 import random
 import statistics
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import torch
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from headlong import LLM, SamplingParams
@@ -110,7 +113,16 @@ def run(llm: LLM, asked: list[Request], rows: int, depth: int, adaptive: bool) -
     return Job(tokens, num_tokens, seconds, drafted / row_steps)
 
 
-def measure(llm: LLM, workload: str, rows: int, depths: list[int], max_tokens: int, rounds: int) -> Result:
+def measure(
+    llm: LLM,
+    workload: str,
+    rows: int,
+    depths: list[int],
+    max_tokens: int,
+    rounds: int,
+    advance: Callable[[], None],
+) -> Result:
+    """`advance` is called after each run of a contestant."""
     asked = requests(llm, workload, rows, max_tokens)
     names = contestants(depths, llm.engine.max_drafts)
     jobs: dict[str, list[Job]] = {name: [] for name in names}
@@ -119,6 +131,7 @@ def measure(llm: LLM, workload: str, rows: int, depths: list[int], max_tokens: i
         first = turn % len(order)
         for name in order[first:] + order[:first]:
             jobs[name].append(run(llm, asked, rows, *names[name]))
+            advance()
             if jobs["plain"] and jobs[name][-1].tokens != jobs["plain"][0].tokens:
                 raise SystemExit(f"{workload}, {rows} rows, {name}: tokens differ; no speed is reported")
     speeds = {name: [job.num_tokens / job.seconds for job in own[1:]] for name, own in jobs.items()}
@@ -147,11 +160,15 @@ def main() -> None:
     args = parser.parse_args()
     rows, depths = ([int(part) for part in text.split(",")] for text in (args.rows, args.depths))
     llm = LLM(dtype=args.dtype, mtp="on", max_rows=max(rows), max_draft_tokens=max(8, *depths))
-    results = [
-        measure(llm, workload, count, depths, args.max_tokens, args.rounds)
-        for workload in args.workloads.split(",")
-        for count in rows
-    ]
+    pairs = [(workload, count) for workload in args.workloads.split(",") for count in rows]
+    results = []
+    with Progress(console=Console(stderr=True)) as progress:
+        runs = (args.rounds + 1) * len(contestants(depths, 0))
+        task = progress.add_task("", total=len(pairs) * runs)
+        for workload, count in pairs:
+            progress.update(task, description=f"{workload}, {count} rows")
+            advance = partial(progress.advance, task)
+            results.append(measure(llm, workload, count, depths, args.max_tokens, args.rounds, advance))
     title = f"adaptive depth, {torch.get_num_threads()} threads, {args.max_tokens} tokens a row"
     table = Table("workload", "rows", "plain t/s", "best fixed", "adaptive", "drafts", title=title)
     for column in ("× plain", "× best"):

@@ -55,7 +55,7 @@ KINDS: tuple[dict[str, Any], ...] = (
 STEP_STAGES = 12
 """How many stages a step passes, about: a fault rate per step is so many times that of each."""
 GROWTH = 1.05, 32 << 20
-"""Memory is flat if it ends below so many times what it was after a fifth of the requests, and so many bytes."""
+"""Memory is flat if it ends below so many times what it was after a fifth of the run, or so many bytes more."""
 Key = tuple[int, int]
 
 
@@ -103,7 +103,7 @@ class Soak:
             if self.living and self.rng.random() < self.cancel_rate:
                 self._cancel(self.rng.choice(list(self.living)))
             self._step()
-            if early is None and self.ended >= total // 5:
+            if early is None and is_a_fifth(self.ended, total, time.monotonic() - started, 60 * self.minutes):
                 early = resident_bytes()
             progress.update(task, completed=self.ended, total=total)
         seconds = time.monotonic() - started
@@ -220,6 +220,11 @@ _COUNTS = (
     "tokens",
     "cached",
 )
+
+
+def is_a_fifth(ended: int, total: int, seconds: float, limit: float) -> bool:
+    """Whether a fifth of the requests is done or, in a run that is bounded by time, a fifth of that is over."""
+    return 5 * ended >= total or 0 < limit <= 5 * seconds
 
 
 def resident_bytes() -> int:
