@@ -1,13 +1,13 @@
 """Adaptive draft depth against plain decoding and every fixed depth, on the embedded model.
 
-    python benchmarks/adaptive.py [--rows 1,4,16] [--workloads stories,random,lists,mixed] [--depths 1,2,3,4,5,6]
-                                  [--max-tokens 160] [--rounds 5] [--dtype auto]
+    python benchmarks/adaptive.py [--rows 1,4,16] [--workloads stories,random,lists,mixed] [--depths 1,2,3,4,6]
+                                  [--max-tokens 96] [--sweep 2] [--rounds 7] [--dtype auto]
 
-Every round runs all contestants in turn on one engine, beginning with another one each time, so that a noisy machine
-disturbs them alike. The first round warms up, lets the adaptive one get to know the machine and checks that everybody
-gives the tokens of plain decoding; otherwise nothing is reported. A contestant's time is that of its decoding steps.
-Ratios are taken within a round; medians over rounds. The best fixed depth is the one with the best median.
-Ends in one JSON line.
+First a sweep over all contestants, in turns, beginning with another one each time: it warms up, lets the adaptive one
+get to know the machine, checks that everybody gives the tokens of plain decoding (otherwise nothing is reported) and
+finds the fixed depth with the best median. Then rounds of plain, that depth and adaptive alone, side by side, in turns.
+A contestant's time is that of its decoding steps. Ratios are taken within a round; medians over rounds, with the
+quartiles. Ends in one JSON line.
 """
 
 import argparse
@@ -52,25 +52,31 @@ class Job:
     seconds: float
     drafts_per_row_step: float
 
+    @property
+    def speed(self) -> float:
+        return self.num_tokens / self.seconds
+
 
 @dataclass(frozen=True)
 class Result:
-    """One workload at one batch size; speeds are tokens per second, medians over the rounds."""
+    """One workload at one batch size; speeds are tokens per second, medians: of the sweep, and of the rounds."""
 
     workload: str
     rows: int
-    speeds: dict[str, float]
+    sweep: dict[str, float]
     best_fixed: str
+    speeds: dict[str, float]
     adaptive_drafts: float
-    over_plain: float
-    over_best: float
+    over_plain: tuple[float, float, float]
+    """Quartiles; the middle one is the median."""
+    over_best: tuple[float, float, float]
 
 
 def requests(llm: LLM, workload: str, rows: int, max_tokens: int) -> list[Request]:
-    """A few texts even where one runs at a time: of a single one it is chance which depth suits it."""
+    """Twice as many as run at a time, and a few even where that is one: of one text it is chance what suits it."""
     rng = random.Random(rows)
     made: list[Request] = []
-    for number in range(max(rows, FEWEST)):
+    for number in range(max(2 * rows, FEWEST)):
         kind = ("stories", "random")[number % 2] if workload == "mixed" else workload
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=number)
         if kind == "stories":
@@ -93,58 +99,78 @@ def contestants(depths: list[int], max_drafts: int) -> dict[str, tuple[int, bool
 
 
 def run(llm: LLM, asked: list[Request], rows: int, depth: int, adaptive: bool) -> Job:
-    """`rows` at a time, the next ones when all are done."""
+    """`rows` at a time, the next one when one is done. Only steps with all of them decoding count: how a batch thins
+    out at the end says nothing of a depth."""
     engine, waiting = llm.engine, list(asked)
     tokens: dict[str, tuple[int, ...]] = {request.id: () for request in asked}
-    num_tokens, seconds, drafted, row_steps = 0, 0.0, 0, 0
-    while engine.has_work or waiting:
-        if not engine.has_work:
-            for request in waiting[:rows]:
-                engine.add(replace(request, draft_tokens=depth, adaptive=adaptive))
-            del waiting[:rows]
+    num_tokens, seconds, drafted, row_steps, running = 0, 0.0, 0, 0, 0
+    while running or waiting:
+        while waiting and running < rows:
+            engine.add(replace(waiting.pop(0), draft_tokens=depth, adaptive=adaptive))
+            running += 1
         step = engine.step()
         for output in step.rows:
             tokens[output.request.id] += output.token_ids
-        if not step.num_prompt_tokens:
+        if not step.num_prompt_tokens and running == rows:
             num_tokens += sum(len(output.token_ids) for output in step.rows)
             drafted += sum(output.num_drafted for output in step.rows)
             row_steps += len(step.rows)
             seconds += step.seconds
+        running -= sum(output.finish_reason is not None for output in step.rows)
     return Job(tokens, num_tokens, seconds, drafted / row_steps)
 
 
-def measure(
-    llm: LLM,
-    workload: str,
-    rows: int,
-    depths: list[int],
-    max_tokens: int,
-    rounds: int,
-    advance: Callable[[], None],
-) -> Result:
-    """`advance` is called after each run of a contestant."""
-    asked = requests(llm, workload, rows, max_tokens)
-    names = contestants(depths, llm.engine.max_drafts)
-    jobs: dict[str, list[Job]] = {name: [] for name in names}
-    for turn in range(rounds + 1):
-        order = list(names)
-        first = turn % len(order)
-        for name in order[first:] + order[:first]:
-            jobs[name].append(run(llm, asked, rows, *names[name]))
-            advance()
-            if jobs["plain"] and jobs[name][-1].tokens != jobs["plain"][0].tokens:
-                raise SystemExit(f"{workload}, {rows} rows, {name}: tokens differ; no speed is reported")
-    speeds = {name: [job.num_tokens / job.seconds for job in own[1:]] for name, own in jobs.items()}
-    middle = {name: statistics.median(own) for name, own in speeds.items()}
-    best = max((name for name in names if name != ADAPTIVE), key=lambda name: middle[name])
+class Contest:
+    """One workload at one batch size."""
 
-    def ratio(other: str) -> float:
-        pairs = zip(speeds[ADAPTIVE], speeds[other], strict=True)
-        return round(statistics.median(own / its for own, its in pairs), 3)
+    def __init__(
+        self, llm: LLM, workload: str, rows: int, max_tokens: int, advance: Callable[[], None]
+    ) -> None:
+        """`advance` is called after each run of a contestant."""
+        self.llm, self.workload, self.rows = llm, workload, rows
+        self.asked = requests(llm, workload, rows, max_tokens)
+        self.advance = advance
+        self.truth: dict[str, tuple[int, ...]] | None = None
 
-    drafts = statistics.median(job.drafts_per_row_step for job in jobs[ADAPTIVE][1:])
-    rounded = {name: round(speed, 1) for name, speed in middle.items()}
-    return Result(workload, rows, rounded, best, round(drafts, 2), ratio("plain"), ratio(best))
+    def run(self, names: dict[str, tuple[int, bool]], rounds: int) -> dict[str, list[Job]]:
+        jobs: dict[str, list[Job]] = {name: [] for name in names}
+        for turn in range(rounds):
+            first = turn % len(names)
+            for name in [*list(names)[first:], *list(names)[:first]]:
+                job = run(self.llm, self.asked, self.rows, *names[name])
+                self.truth = self.truth or job.tokens
+                if job.tokens != self.truth:
+                    raise SystemExit(
+                        f"{self.workload}, {self.rows} rows, {name}: tokens differ; no speed is reported"
+                    )
+                jobs[name].append(job)
+                self.advance()
+        return jobs
+
+    def result(self, names: dict[str, tuple[int, bool]], sweep: int, rounds: int) -> Result:
+        found = medians(self.run(names, sweep))
+        best = max((name for name in names if name != ADAPTIVE), key=lambda name: found[name])
+        jobs = self.run({name: names[name] for name in dict.fromkeys(("plain", best, ADAPTIVE))}, rounds)
+        return Result(
+            self.workload,
+            self.rows,
+            found,
+            best,
+            medians(jobs),
+            round(statistics.median(job.drafts_per_row_step for job in jobs[ADAPTIVE]), 2),
+            ratios(jobs[ADAPTIVE], jobs["plain"]),
+            ratios(jobs[ADAPTIVE], jobs[best]),
+        )
+
+
+def medians(jobs: dict[str, list[Job]]) -> dict[str, float]:
+    return {name: round(statistics.median(job.speed for job in own), 1) for name, own in jobs.items()}
+
+
+def ratios(own: list[Job], other: list[Job]) -> tuple[float, float, float]:
+    found = [a.speed / b.speed for a, b in zip(own, other, strict=True)]
+    low, middle, high = statistics.quantiles(found, n=4, method="inclusive")
+    return round(low, 3), round(middle, 3), round(high, 3)
 
 
 def main() -> None:
@@ -153,22 +179,23 @@ def main() -> None:
     )
     parser.add_argument("--rows", default="1,4,16")
     parser.add_argument("--workloads", default="stories,random,lists,mixed")
-    parser.add_argument("--depths", default="1,2,3,4,5,6")
-    parser.add_argument("--max-tokens", type=int, default=160)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--depths", default="1,2,3,4,6")
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--sweep", type=int, default=2, help="rounds in which every depth runs")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of plain, the best depth and adaptive")
     parser.add_argument("--dtype", default="auto")
     args = parser.parse_args()
     rows, depths = ([int(part) for part in text.split(",")] for text in (args.rows, args.depths))
     llm = LLM(dtype=args.dtype, mtp="on", max_rows=max(rows), max_draft_tokens=max(8, *depths))
     pairs = [(workload, count) for workload in args.workloads.split(",") for count in rows]
-    results = []
+    names, results = contestants(depths, llm.engine.max_drafts), []
     with Progress(console=Console(stderr=True)) as progress:
-        runs = (args.rounds + 1) * len(contestants(depths, 0))
-        task = progress.add_task("", total=len(pairs) * runs)
-        for workload, count in pairs:
+        task = progress.add_task("", total=len(pairs) * (args.sweep * len(names) + args.rounds * 3))
+        for number, (workload, count) in enumerate(pairs, 1):
             progress.update(task, description=f"{workload}, {count} rows")
-            advance = partial(progress.advance, task)
-            results.append(measure(llm, workload, count, depths, args.max_tokens, args.rounds, advance))
+            contest = Contest(llm, workload, count, args.max_tokens, partial(progress.advance, task))
+            results.append(contest.result(names, args.sweep, args.rounds))
+            progress.update(task, completed=number * (args.sweep * len(names) + args.rounds * 3))
     title = f"adaptive depth, {torch.get_num_threads()} threads, {args.max_tokens} tokens a row"
     table = Table("workload", "rows", "plain t/s", "best fixed", "adaptive", "drafts", title=title)
     for column in ("× plain", "× best"):
@@ -181,10 +208,12 @@ def main() -> None:
             f"{result.best_fixed} {result.speeds[result.best_fixed]:.0f}",
             f"{result.speeds[ADAPTIVE]:.0f}",
             str(result.adaptive_drafts),
-            f"{result.over_plain:.3f}",
-            f"{result.over_best:.3f}",
+            *(
+                f"{mid:.3f} ({low:.2f}–{high:.2f})"
+                for low, mid, high in (result.over_plain, result.over_best)
+            ),
         )
-    Console().print(table)
+    Console(width=120).print(table)
     conditions = {"cpu": platform.processor(), "threads": torch.get_num_threads(), "torch": torch.__version__}
     print(
         json.dumps(

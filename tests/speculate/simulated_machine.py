@@ -99,6 +99,7 @@ def simulate(
     seed: int = 0,
     noise: Noise | None = None,
     fixed: dict[str, int] | None = None,
+    sampled: bool = False,
     into: Run | None = None,
 ) -> Run:
     """`rates(step)` says which rows run and how their drafts fare. Time is counted without the noise, tokens as they
@@ -108,7 +109,7 @@ def simulate(
     requests: dict[str, Request] = {}
     for step in range(steps):
         rows = rates(step)
-        wishes = {row: Wish(fixed.get(row, MAX_DEPTH), row not in fixed) for row in rows}
+        wishes = {row: Wish(fixed.get(row, MAX_DEPTH), row not in fixed, sampled) for row in rows}
         chosen = depths.choose(wishes, 0)
         assert chosen.keys() == wishes.keys()
         accepted = tuple(_accepted(rows[row], chosen[row], rng) for row in rows)

@@ -210,7 +210,11 @@ class Scheduler:
 
     def _choose_depths(self) -> Mapping[str, int]:
         wishes = {
-            row.id: Wish(min(row.depth_limit, self.state.max_drafts), row.request.adaptive)
+            row.id: Wish(
+                min(row.depth_limit, self.state.max_drafts),
+                row.request.adaptive,
+                sampled=not row.request.params.greedy,
+            )
             for row in self.running
             if row.decoding
         }

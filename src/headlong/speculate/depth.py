@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from headlong.speculate.acceptance import HOPE, Acceptance
 from headlong.speculate.costs import Costs, bucket
@@ -12,12 +11,14 @@ from headlong.speculate.profile import Profile
 from headlong.speculate.utility import Candidate, Step, best, expect
 from headlong.types import Gate, Plan, RowPlan, StepTimes, Verdict
 
-PROBE_SHARE = 0.015
+PROBE_SHARE = 0.0125
 """Of all time, what may be lost to steps that are taken for what they teach."""
 PROBE_SAVINGS, PROBE_DEBT = 2.0, 2.0
 """Plain steps that can be saved up for probes, and lost in advance after a surprise."""
-PROBE_EVERY, RETRY, HOPELESS = 4, 4, 32
-"""Steps until rows that do not draft are looked at again: after a probe, if it was too dear, if it could not pay."""
+UNLIKELY = 0.15
+"""Chance of what counts as a surprise."""
+PROBE_EVERY, HOPELESS = 4, 32
+"""Steps until rows that do not draft are looked at again: usually, and if drafting could not pay at all."""
 ASIDE_EVERY = 32
 """Steps after which rows that draft try another depth for once."""
 TOUR = (3, 1, 5, 3, 1, 5, 3, 1, 5, 0, 0, 0)
@@ -25,20 +26,22 @@ TOUR = (3, 1, 5, 3, 1, 5, 3, 1, 5, 0, 0, 0)
 measurement may go wrong."""
 TOUR_AGAIN = 256
 """Hopeless looks after which the machine may have changed."""
+GATED_ROWS = 2
+"""Up to so many rows are asked how sure their drafts are. Of more, one nearly always goes on, and the others save less
+by stopping than asking costs."""
 MORE = 3
 """Drafts beyond the best common depth that a row may have as long as they look good."""
-SLOWEST = 2.0
-"""Times drafting itself, what catching up may take; what is slower still is noise."""
 KEEP = 8
 """Steps for which a choice stands if nothing new was learned of acceptance."""
 
 
-@dataclass(frozen=True)
-class Wish:
-    """What a decoding row may draft: at most `limit`, and no less if it is not `adaptive`."""
+class Wish(NamedTuple):
+    """What a decoding row may draft: at most `limit`, and no less if it is not `adaptive`. Drafts of rows that are
+    `sampled` cost more."""
 
     limit: int
     adaptive: bool
+    sampled: bool = False
 
 
 class Depths(Protocol):
@@ -73,19 +76,26 @@ class AdaptiveDepths:
     and then others, to learn. What that loses is kept within `PROBE_SHARE`."""
 
     def __init__(self, max_depth: int, profile: Profile | None = None) -> None:
-        self.costs = Costs()
+        self.costs, self._other_costs = Costs(), Costs()
+        """Of steps like the one at hand, and of the others: with rows that are sampled, and without."""
+        self._sampled = False
         self.acceptance = Acceptance(max_depth)
-        self.gate = UtilityGate(self.acceptance, self.costs, max_depth)
+        self._gate, self._gating = UtilityGate(self.acceptance, max_depth), False
         self._judged: set[str] = set()
         """Rows whose last drafts the gate was asked about."""
-        self._tours: dict[int, int] = {}
-        """By row count, the steps taken to get to know it."""
+        self._tours: dict[tuple[bool, int], int] = {}
+        """By what costs differ for, and row count: the steps taken to get to know it."""
         self._touring = False
         for cost in profile.costs if profile is not None else ():
-            self.costs.seed(cost.rows, cost.depth, cost.verify, cost.draft)
-            self._tours[bucket(cost.rows)] = len(TOUR)
+            for costs in (self.costs, self._other_costs):
+                costs.seed(cost.rows, cost.depth, cost.verify, cost.draft)
+            self._tours[False, bucket(cost.rows)] = len(TOUR)
+        self._choosing = False
+        """Whether there is anything to choose in this step."""
         self._credit = 0.0
         """Seconds that probes may lose; seconds as the tables have them, here and below."""
+        self._price = 0.0
+        """What the last step that was thought of for what it teaches would have lost: less than that buys none."""
         self._until_probe, self._until_aside = 0, ASIDE_EVERY
         self._hopeless = 0
         """Looks in a row that found no row worth a probe."""
@@ -104,12 +114,22 @@ class AdaptiveDepths:
         self._choice: tuple[Mapping[str, Wish], Step, int] | None = None
         """The last one, for whom, and how often it may be used again."""
 
+    @property
+    def gate(self) -> UtilityGate | None:
+        return self._gate if self._gating else None
+
     def choose(self, wishes: Mapping[str, Wish], num_prompt_tokens: int) -> Mapping[str, int]:
         self._probing, self._rate_aside, self._touring = {}, None, False
-        self.gate.open({}, len(wishes), 0.0)
+        sampled = any(wish.sampled for wish in wishes.values())
+        if sampled != self._sampled:
+            self._sampled = sampled
+            self.costs, self._other_costs = self._other_costs, self.costs
+        self._gating = len(wishes) <= GATED_ROWS
+        self._gate.open({}, len(wishes), 0.0, self.costs)
         if wishes.keys() != self._whose:
             self._keep(frozenset(wishes))
-        if not any(wish.adaptive and wish.limit for wish in wishes.values()):
+        self._choosing = any(wish.adaptive and wish.limit for wish in wishes.values())
+        if not self._choosing:
             return {row_id: wish.limit for row_id, wish in wishes.items()}
         depths = None if self._is_known(len(wishes)) else self._tour(wishes, num_prompt_tokens)
         if depths is None:
@@ -132,35 +152,37 @@ class AdaptiveDepths:
         )
         regular = not resumed and all(count == depth for count in passes.values())
         self.costs.observe(rows, drafts, len(passes), depth, times.verify, times.draft, regular=regular)
-        seconds = self.costs.seconds(rows, drafts, len(passes), depth)
+        if depth and not regular and not resumed:
+            self._gate.observe(self.costs.at_par(times.draft))
+        usual = self.costs.seconds(rows, drafts, len(passes), depth)
+        self._credit += PROBE_SHARE * usual if self._choosing else 0.0
+        late = 0.0
         if resumed:
-            usual = self.costs.draft.at(len(passes), depth)
-            late = min(max(0.0, self.costs.at_par(times.draft) - usual), SLOWEST * usual)
+            usual_draft = self.costs.draft.at(len(passes), depth)
+            late = min(max(0.0, self.costs.at_par(times.draft) - usual_draft), usual_draft)
             self._catch_up += 0.25 * (late - self._catch_up)
-            seconds += late
-        self._credit += PROBE_SHARE * seconds
         if self._rate_aside is not None:
-            gained = rows + sum(verdict.accepted)
-            self._credit -= seconds - gained / self._rate_aside
+            self._credit -= usual + late - (rows + sum(verdict.accepted)) / self._rate_aside
         self._credit = min(self._credit, PROBE_SAVINGS * self.costs.verify.at(rows, 0))
         if self._touring:
-            self._tours[bucket(rows)] = self._tours.get(bucket(rows), 0) + 1
+            place = self._sampled, bucket(rows)
+            self._tours[place] = self._tours.get(place, 0) + 1
 
     def _passes(self, row: RowPlan) -> int:
         """How deep the row drafted, with what was dropped."""
-        made = self.gate.made.get(row.request.id)
+        made = self._gate.made.get(row.request.id)
         return row.num_drafts if made is None else max(row.num_drafts, len(made.confidences))
 
     def _learn_acceptance(self, plan: Plan, verdict: Verdict) -> None:
         self.acceptance.tick()
-        self.gate.calibration.tick()
+        self._gate.calibration.tick()
         probed: dict[str, float] = {}
         stood, learned = 0, False
         for row, accepted in zip(plan.rows, verdict.accepted, strict=True):
-            row_id, made, dropped = row.request.id, self.gate.made.get(row.request.id), None
+            row_id, made, dropped = row.request.id, self._gate.made.get(row.request.id), None
             if made is not None:
                 kept = min(made.num_kept, row.num_drafts)
-                self.gate.calibration.observe(row_id, made.confidences[:kept], accepted)
+                self._gate.calibration.observe(row_id, made.confidences[:kept], accepted)
                 dropped = made.dropped if row.num_drafts == kept else None
                 self._judged.add(row_id)
             elif row.num_drafts:
@@ -175,26 +197,29 @@ class AdaptiveDepths:
         if self._surprised:
             self.acceptance.doubt(probed)
         if learned and self._choice is not None:
-            # Many rows learn little in a step, and looking at all of them takes its time.
+            # Rows learn little in a step, and looking at all of them takes its time.
             whose, chosen, left = self._choice
-            self._choice = (whose, chosen, min(left, len(plan.rows) // 8))
+            self._choice = (whose, chosen, min(left, max(2, len(plan.rows) // 8)))
 
     def _keep(self, row_ids: frozenset[str]) -> None:
         """Forgets all other rows."""
         self._whose = row_ids
+        self._price = 0.0
         self._judged &= row_ids
         self.acceptance.keep(row_ids)
-        self.gate.calibration.keep(row_ids)
+        self._gate.calibration.keep(row_ids)
 
     def _loosened(self, wishes: Mapping[str, Wish], chosen: Step) -> tuple[int, ...]:
         """The chosen depths, and some more for rows whose drafts the gate judges: it ends them where they look bad, and
         where they look good they may go on."""
+        if not self._gating:
+            return chosen.depths
         limits, depths = {}, []
         for (row_id, wish), depth in zip(wishes.items(), chosen.depths, strict=True):
             if depth and wish.adaptive and row_id in self._judged:
                 depth = limits[row_id] = min(depth + MORE, wish.limit)
             depths.append(depth)
-        self.gate.open(limits, len(wishes), chosen.rate)
+        self._gate.open(limits, len(wishes), chosen.rate, self.costs)
         return tuple(depths)
 
     def _candidates(self, wishes: Mapping[str, Wish]) -> list[Candidate]:
@@ -215,22 +240,25 @@ class AdaptiveDepths:
 
     def _is_known(self, rows: int) -> bool:
         """Whether so many rows were toured, or at least half or at most twice as many."""
-        return any(done >= len(TOUR) and rows <= 2 * known <= 4 * rows for known, done in self._tours.items())
+        return any(
+            done >= len(TOUR) and sampled == self._sampled and rows <= 2 * known <= 4 * rows
+            for (sampled, known), done in self._tours.items()
+        )
 
     def _tour(self, wishes: Mapping[str, Wish], num_prompt_tokens: int) -> list[int]:
         """The next depth of the tour; none beside prompts, where nothing could be measured."""
         self._touring = not num_prompt_tokens
-        depth = TOUR[self._tours.get(bucket(len(wishes)), 0)] if self._touring else 0
+        depth = TOUR[self._tours.get((self._sampled, bucket(len(wishes))), 0)] if self._touring else 0
         return [min(depth, wish.limit) if wish.adaptive else wish.limit for wish in wishes.values()]
 
     def _probe(self, wishes: Mapping[str, Wish], chosen: Step) -> tuple[int, ...] | None:
         """Other depths than the best, if something may be learned and enough was saved up for what it loses."""
         self._until_probe -= 1
         self._until_aside -= 1
-        if self._until_probe <= 0 or self._surprised:
+        if (self._until_probe <= 0 and self._credit >= self._price) or self._surprised:
             idle = self._worth_a_look(wishes, chosen)
             depths = tuple(1 if number in idle else depth for number, depth in enumerate(chosen.depths))
-            self._until_probe = RETRY if idle else HOPELESS
+            self._until_probe = PROBE_EVERY if idle else HOPELESS
             self._hopeless = 0 if idle or any(chosen.depths) else self._hopeless + 1
             if self._hopeless >= TOUR_AGAIN:
                 self._hopeless = 0
@@ -238,7 +266,6 @@ class AdaptiveDepths:
             ids = [row_id for number, row_id in enumerate(wishes) if number in idle]
             self._probing = {row_id: self.acceptance.curve(row_id).stands[1] for row_id in ids}
             if idle and self._affordable(wishes, depths, chosen):
-                self._until_probe = PROBE_EVERY
                 return depths
             self._probing = {}
         if self._until_aside <= 0:
@@ -277,13 +304,15 @@ class AdaptiveDepths:
         step = expect(self._candidates(wishes), depths, self.costs)
         debt = PROBE_DEBT * self.costs.verify.at(len(wishes), 0) if self._surprised else 0.0
         late = self._catch_up if self._probing else 0.0
-        if step.seconds + late - step.tokens / chosen.rate > self._credit + debt:
+        self._price = step.seconds + late - step.tokens / chosen.rate
+        if self._price > self._credit + debt:
             return False
         self._rate_aside = chosen.rate
         return True
 
 
 def _is_surprising(chances: list[float], stood: int) -> bool:
-    """Whether all drafts stood that had these chances to, or far more than was to be expected."""
+    """Whether more drafts stood than was to be expected of these chances: all of them against the odds, or far more."""
     spread = math.sqrt(sum(chance * (1.0 - chance) for chance in chances))
-    return bool(chances) and (stood == len(chances) or stood > sum(chances) + 2.0 * spread)
+    against_the_odds = stood == len(chances) and math.prod(chances) < UNLIKELY
+    return bool(chances) and (against_the_odds or stood > sum(chances) + 2.0 * spread)

@@ -11,6 +11,9 @@ from headlong.speculate.acceptance import Acceptance
 from headlong.speculate.confidence import Calibration
 from headlong.speculate.costs import Costs
 
+PACE_SHARE, SLOWEST = 0.1, 2.0
+"""How much one step tells of the pace, and how slow it may seem: what is slower still is noise."""
+
 
 @dataclass
 class Made:
@@ -32,24 +35,29 @@ class Made:
 class UtilityGate:
     """Judges by what a second could give in this step; where nobody may stop it only remembers."""
 
-    def __init__(self, acceptance: Acceptance, costs: Costs, max_depth: int) -> None:
+    def __init__(self, acceptance: Acceptance, max_depth: int) -> None:
         self.calibration = Calibration(max_depth)
         self.made: dict[str, Made] = {}
         """Of this step, by row."""
+        self._passes: list[int] = []
+        """Rows in each pass of this step."""
+        self._pace = 1.0
+        """Of what a further pass takes if all rows go on, the share it takes where they stop one by one."""
         self._acceptance = acceptance
-        self._costs = costs
+        self._costs = Costs()
         self._limits: Mapping[str, int] = {}
         self._num_rows = 1
         self._worth = 0.0
 
-    def open(self, limits: Mapping[str, int], num_rows: int, worth: float) -> None:
+    def open(self, limits: Mapping[str, int], num_rows: int, worth: float, costs: Costs) -> None:
         """For one step of `num_rows` rows, of which these may stop before their limits. `worth`: tokens that a second
         could give."""
-        self.made = {}
-        self._limits, self._num_rows, self._worth = limits, num_rows, worth
+        self.made, self._passes = {}, []
+        self._limits, self._num_rows, self._worth, self._costs = limits, num_rows, worth, costs
 
     def judge(self, row_ids: Sequence[str], confidences: Sequence[float]) -> tuple[list[bool], list[bool]]:
         dear = self._worth * self._costs.verify.slope(self._num_rows)
+        self._passes.append(len(row_ids))
         kept, going, gain = [], [], 0.0
         for row_id, confidence in zip(row_ids, confidences, strict=True):
             made = self._add(row_id, confidence)
@@ -65,9 +73,16 @@ class UtilityGate:
             gain += more if going[-1] else 0.0
         count, free = sum(going), all(row_id in self._limits for row_id in row_ids)
         # A pass that is made for others anyway costs these rows next to nothing.
-        if count and free and gain <= self._worth * self._costs.draft.slope(count):
+        if count and free and gain <= self._worth * self._pace * self._costs.draft.slope(self._passes[0]):
             going = [False] * len(going)
         return kept, going
+
+    def observe(self, seconds: float) -> None:
+        """What the drafting of this step took, as the tables have it, if it was of rows that stopped one by one."""
+        if self._passes:
+            rows, further = self._passes[0], len(self._passes) - 1
+            expected = self._costs.draft.at(rows, 1) + further * self._costs.draft.slope(rows)
+            self._pace += PACE_SHARE * (min(seconds / expected, SLOWEST) - self._pace)
 
     def _add(self, row_id: str, confidence: float) -> Made:
         made = self.made.setdefault(row_id, Made())

@@ -81,8 +81,8 @@ class MtpProposer:
                 pausing = row.request.adaptive and not row.num_drafts and not row.known_tokens
                 (later if pausing else now).append((number, flat))
             flat += row.query_len
-        if later:
-            self.settle(self.waiting.add(later, plan, hidden_ND, verdict))
+        if later and (full := self.waiting.add(later, plan, hidden_ND, verdict)):
+            self.settle(full)
         if not now:
             return
         if owed := self.waiting.take(plan.rows[number].request.id for number, _ in now):
