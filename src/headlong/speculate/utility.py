@@ -9,6 +9,9 @@ from headlong.speculate.costs import Costs
 MARGIN = 1.02
 """Times plain decoding's rate that drafting must promise: what is not modelled, such as a head that has to catch up
 after a pause, is on plain's side."""
+OWN_MARGIN = 1.03
+"""Times the rate of one depth for all that depths of their own must promise: what is known of one row is little, and
+the best of many guesses looks better than it is."""
 
 
 class Candidate(NamedTuple):
@@ -48,7 +51,18 @@ def best(rows: Sequence[Candidate], costs: Costs) -> Step:
         found = max(plain, _best_limit(rows, worth, costs), key=lambda step: step.rate)
         if found.rate <= worth * 1.01:
             break
+    if len(rows) > 1:
+        common = max(_common(rows, costs), key=lambda step: step.rate)
+        found = found if found.rate > OWN_MARGIN * common.rate else common
     return found if found.rate > MARGIN * plain.rate else plain
+
+
+def _common(rows: Sequence[Candidate], costs: Costs) -> list[Step]:
+    """One depth for all, as far as they may."""
+    limits = range(max(row.limit for row in rows) + 1)
+    return [
+        expect(rows, [min(row.limit, d) if row.free else row.limit for row in rows], costs) for d in limits
+    ]
 
 
 def _best_limit(rows: Sequence[Candidate], worth: float, costs: Costs) -> Step:
