@@ -136,6 +136,19 @@ def test_rows_that_keep_their_depth_are_never_stopped():
         depths.observe(plan, verdict((0, 0)), StepTimes(1e-3, 1e-3))
 
 
+def test_a_drafter_that_says_no_number_harms_nobody():
+    """Drafts are judged by the target; a damaged head costs time and nothing else."""
+    depths = AdaptiveDepths(MAX_DEPTH, profile_of(GPU))
+    row = Request("a", (1,), SamplingParams(), 0, draft_tokens=8, adaptive=True)
+    drafted_steps = 0
+    for _ in range(60):
+        wanted = depths.choose({"a": Wish(8, True)}, 0)["a"]
+        counts = drafted(depths, {"a": wanted}, {"a": [float("nan")] * 8})
+        drafted_steps += counts["a"] > 0
+        depths.observe(Plan((plan_row(row, counts["a"]),), counts["a"]), verdict((0,)), StepTimes(1e-3, 1e-2))
+    assert 0 < drafted_steps < 40
+
+
 class Script:
     """A gate that says what it is told to."""
 

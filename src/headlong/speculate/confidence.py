@@ -83,7 +83,8 @@ class Calibration:
 
 
 def _bin(confidence: float) -> int:
-    return min(int(confidence * BINS), BINS - 1)
+    """What is no number, from a head that is damaged, is no confidence either."""
+    return min(int(confidence * BINS), BINS - 1) if confidence > 0.0 else 0
 
 
 def _rate(odds: float) -> float:
