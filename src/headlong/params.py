@@ -72,7 +72,7 @@ class SamplingParams:
     logprobs: int | None = None
     """None: off. n: the chosen token's and the n best alternatives' log-probabilities."""
     priority: int = 0
-    """Lower goes first; equal ones in the order they came."""
+    """Lower goes first; equal ones in the order they came. A level is worth a thousand places in the queue, no more."""
     n: int = 1
     draft_tokens: int | None = None
     """Drafts per step for this request; 0 turns drafting off; None takes the engine's."""
