@@ -21,7 +21,7 @@ from simulated_machine import (
 
 from headlong import SamplingParams
 from headlong.speculate.acceptance import Acceptance, Curve
-from headlong.speculate.costs import Costs
+from headlong.speculate.costs import FEW, Costs, Table
 from headlong.speculate.depth import AdaptiveDepths, FixedDepths, Wish
 from headlong.speculate.profile import Cost, Profile
 from headlong.speculate.utility import Candidate, best
@@ -107,6 +107,22 @@ def test_what_sampling_costs_is_not_held_against_rows_that_do_not(rows):
             run = simulate(depths, machine, rates, steps, seed=seed, sampled=sampled, into=run)
         found.append(run.speed(400))
     assert median(found) > 0.97 * CPU.best_fixed(list(rates(0).values()))[1]
+
+
+def test_rows_that_stop_drafting_are_looked_at_soon_after():
+    """Good drafts, a dip, good drafts again: that nobody was idle before the dip is no reason to look away after it."""
+    machine, rows = (
+        Machine(plain=2.8e-3, plain_row=0.2e-3, verify=0.2e-3, draft=0.3e-3, draft_row=0.06e-3),
+        16,
+    )
+    good, bad = alike(rows, 0.97)(0), alike(rows, 0.2)(0)
+    waits = []
+    for seed in range(9):
+        depths = AdaptiveDepths(MAX_DEPTH, profile_of(machine))
+        run = simulate(depths, machine, lambda step: bad if 100 <= step < 112 else good, 180, seed=seed)
+        assert run.mean_depth(60, 100) > 1.0
+        waits.append(sum(not any(step.values()) for step in run.depths[112:]))
+    assert median(waits) <= 16
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -227,6 +243,24 @@ def test_the_best_of_all_steps(name, seed):
         fastest = max(fastest, gained / (times.draft + times.verify))
     found = best(rows, costs)
     assert found.rate == pytest.approx(fastest, rel=0.02)
+
+
+def test_a_small_promise_is_enough_to_go_on_but_not_to_begin():
+    costs = costs_of(CPU)
+    as_good_as_plain = costs.seconds(1, 1, 1, 1) / costs.seconds(1, 0, 0, 0) - 1.0
+    row = [Candidate("row", Curve([as_good_as_plain + 0.01]), 1, True)]
+    assert best(row, costs).depths == (0,)
+    assert best(row, costs, margin=1.0).depths == (1,)
+
+
+def test_no_step_is_free():
+    """Through deep drafts alone a line may say that none at all would cost nothing."""
+    table = Table(1.0, 0.1, per_row=True)
+    for drafts, seconds in ((32, 10.0), (48, 17.0), (64, 24.0)):
+        for _ in range(FEW):
+            table.add(8, drafts, seconds)
+    assert table.at(8, 0) == pytest.approx(10.0 / 8)
+    assert table.at(8, 64) == pytest.approx(24.0)
 
 
 def test_costs_between_those_that_were_measured():

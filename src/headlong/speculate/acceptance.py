@@ -31,7 +31,7 @@ class Curve:
             self.gains.append(self.gains[-1] + self.stands[-1])
 
 
-HOPE = Curve([0.9] * 64)
+HOPE = Curve([0.95] * 64)
 """Drafts as good as one may hope for."""
 
 

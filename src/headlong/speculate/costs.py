@@ -23,6 +23,9 @@ FAR = 4.0
 GUESS_VERIFY, GUESS_DRAFT = 0.1, 0.2
 """Of a plain step: what one draft for every row adds to it, and what drafting it takes, as long as nothing of the kind
 was measured."""
+LEAST = 0.125
+"""Of the cheapest step of a row count, what any other is taken to cost at least: a line drawn through deep drafts alone
+may cross zero before it comes to none."""
 SURPRISE = 2.0
 """Times what was expected, at which a measurement is cut off: most of what is slower still is noise."""
 SPEED_MEMORY = 0.96
@@ -114,8 +117,9 @@ class Table:
         return self._line(bucket(rows)).slope
 
     def _predict(self, rows: int, x: int) -> float:
-        expected = self._line(rows).at(x)
-        cell = self._cells.get(rows, {}).get(x)
+        cells = self._cells.get(rows, {})
+        least = LEAST * min((cell.value for cell in cells.values()), default=0.0)
+        expected, cell = max(self._line(rows).at(x), least), cells.get(x)
         if cell is None:
             return expected
         own = len(cell) / (len(cell) + 1.0)

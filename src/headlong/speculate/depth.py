@@ -8,7 +8,7 @@ from headlong.speculate.acceptance import HOPE, Acceptance
 from headlong.speculate.costs import Costs, bucket
 from headlong.speculate.gate import UtilityGate
 from headlong.speculate.profile import Profile
-from headlong.speculate.utility import Candidate, Step, best, expect
+from headlong.speculate.utility import MARGIN, Candidate, Step, best, expect
 from headlong.types import Gate, Plan, RowPlan, StepTimes, Verdict
 
 PROBE_SHARE = 0.0125
@@ -18,7 +18,7 @@ PROBE_SAVINGS, PROBE_DEBT = 2.0, 2.0
 UNLIKELY = 0.15
 """Chance of what counts as a surprise."""
 PROBE_EVERY, HOPELESS = 4, 32
-"""Steps until rows that do not draft are looked at again: usually, and if drafting could not pay at all."""
+"""Steps until rows that do not draft are looked for again: usually, and if drafting could not pay them at all."""
 ASIDE_EVERY = 32
 """Steps after which rows that draft try another depth for once."""
 TOUR = (3, 1, 5, 3, 1, 5, 3, 1, 5, 0, 0, 0)
@@ -234,7 +234,8 @@ class AdaptiveDepths:
             if left and whose == wishes:
                 self._choice = (whose, chosen, left - 1)
                 return chosen
-        chosen = best(self._candidates(wishes), self.costs)
+        drafting = self._choice is not None and any(self._choice[1].depths)
+        chosen = best(self._candidates(wishes), self.costs, 1.0 if drafting else MARGIN)
         self._choice = (wishes, chosen, KEEP)
         return chosen
 
@@ -258,7 +259,7 @@ class AdaptiveDepths:
         if (self._until_probe <= 0 and self._credit >= self._price) or self._surprised:
             idle = self._worth_a_look(wishes, chosen)
             depths = tuple(1 if number in idle else depth for number, depth in enumerate(chosen.depths))
-            self._until_probe = PROBE_EVERY if idle else HOPELESS
+            self._until_probe = PROBE_EVERY if idle or all(chosen.depths) else HOPELESS
             self._hopeless = 0 if idle or any(chosen.depths) else self._hopeless + 1
             if self._hopeless >= TOUR_AGAIN:
                 self._hopeless = 0

@@ -7,8 +7,8 @@ from headlong.speculate.acceptance import Curve
 from headlong.speculate.costs import Costs
 
 MARGIN = 1.02
-"""Times plain decoding's rate that drafting must promise: what is not modelled, such as a head that has to catch up
-after a pause, is on plain's side."""
+"""Times plain decoding's rate that drafting must promise to begin: what is not modelled, such as a head that has to
+catch up after a pause, is on plain's side. To go on it need not."""
 OWN_MARGIN = 1.03
 """Times the rate of one depth for all that depths of their own must promise: what is known of one row is little, and
 the best of many guesses looks better than it is."""
@@ -42,9 +42,10 @@ def expect(rows: Sequence[Candidate], depths: Sequence[int], costs: Costs) -> St
     return Step(tuple(depths), tokens, seconds)
 
 
-def best(rows: Sequence[Candidate], costs: Costs) -> Step:
+def best(rows: Sequence[Candidate], costs: Costs, margin: float = MARGIN) -> Step:
     """Looks at every common depth limit; under it a row stops where a further draft would earn less than its own time
-    is worth. What time is worth is the best rate itself, so with several rows it is asked for twice."""
+    is worth. What time is worth is the best rate itself, so with several rows it is asked for twice. `margin`: times
+    plain decoding's rate that anything else must promise."""
     found = plain = expect(rows, [0 if row.free else row.limit for row in rows], costs)
     for _ in range(min(2, len(rows))):
         worth = found.rate
@@ -54,7 +55,7 @@ def best(rows: Sequence[Candidate], costs: Costs) -> Step:
     if len(rows) > 1:
         common = max(_common(rows, costs), key=lambda step: step.rate)
         found = found if found.rate > OWN_MARGIN * common.rate else common
-    return found if found.rate > MARGIN * plain.rate else plain
+    return found if found.rate > margin * plain.rate else plain
 
 
 def _common(rows: Sequence[Candidate], costs: Costs) -> list[Step]:
