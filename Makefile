@@ -57,7 +57,7 @@ install: $(STAMP)
 help:                    ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
-$(STAMP): pyproject.toml constraints.txt src/headlong/ops/csrc/native.c
+$(STAMP): pyproject.toml constraints.txt $(wildcard src/headlong/ops/csrc/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@

@@ -1,10 +1,14 @@
-"""Every environment variable Headlong reads. A value that cannot be parsed is an error, not a default.
+"""Every environment variable Headlong reads, and the cores it may use. A value that cannot be parsed is an error, not a
+default.
 
 HEADLONG_NATIVE and HEADLONG_CONFIG have their functions here; every setting of the server has a variable too, named
-after its field, which `server/settings_sources.py` reads through `settings_given`.
+after its field, which `server/settings_sources.py` reads through `settings_given`. Cores are counted from what the
+kernel tells a process of itself; how many threads to start is not decided here.
 """
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 from headlong.errors import ConfigError
 
@@ -25,6 +29,64 @@ def settings_given() -> dict[str, str]:
     """Every other HEADLONG_ variable, by its whole name."""
     own = ("HEADLONG_NATIVE", "HEADLONG_CONFIG")
     return {name: value for name, value in os.environ.items() if name.startswith(PREFIX) and name not in own}
+
+
+def available_cores(root: Path = Path("/")) -> int:
+    """How many cores this process may keep busy: its affinity, or less where a cgroup's quota says so.
+
+    A quota counts rounded up: one and a half cores are worth a second thread. `root` is where /proc and /sys are.
+    """
+    # Windows and macOS have no affinity to ask for.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([cores, *_quotas(root)]))
+
+
+def _quotas(root: Path) -> Iterator[int]:
+    """Cores that the cgroups of this process and those above them allow, where they limit it."""
+    for hierarchy, controllers, path in _memberships(root / "proc/self/cgroup"):
+        mounts = root / "sys/fs/cgroup"
+        if hierarchy == "0":  # version 2; where version 1 has the controllers it is mounted one level down
+            for folder in (*_upwards(mounts, path), *_upwards(mounts / "unified", path)):
+                yield from _cores(_words(folder / "cpu.max"))
+        elif "cpu" in controllers.split(","):
+            for folder in (*_upwards(mounts / controllers, path), *_upwards(mounts / "cpu", path)):
+                yield from _cores(_words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us"))
+
+
+def _memberships(file: Path) -> Iterator[tuple[str, str, str]]:
+    """(hierarchy, controllers, path) of every cgroup this process is in."""
+    try:
+        lines = file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        hierarchy, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        yield hierarchy, controllers, path
+
+
+def _upwards(mount: Path, path: str) -> list[Path]:
+    """A cgroup's folder and all above it, up to the mount. In a container the path may be the host's and not exist
+    here, or begin with `..`; the mount itself is then the container's own cgroup."""
+    parts = [part for part in path.split("/") if part]
+    if ".." in parts:
+        parts = []
+    return [mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+
+
+def _words(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="ascii", errors="replace").split()
+    except OSError:
+        return []
+
+
+def _cores(words: list[str]) -> list[int]:
+    """[cores] of a quota and its period in microseconds; [] where there is no limit (`max`, -1) or no such pair."""
+    if len(words) != 2 or not all(word.isdecimal() for word in words):
+        return []
+    quota, period = map(int, words)
+    return [max(1, -(-quota // period))] if period else []
 
 
 def _flag(name: str, *, default: bool) -> bool:

@@ -128,6 +128,12 @@ class SamplingParams:
     def penalised(self) -> bool:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
+    @property
+    def plain(self) -> bool:
+        """Greedy, and nothing is done to the logits before."""
+        altered = self.logit_bias or self.bad_token_ids or self.min_tokens or self.grammar is not None
+        return self.greedy and not altered and not self.penalised
+
     def _check_grammar(self) -> None:
         if not isinstance(self.grammar, Grammar):
             raise RequestError(f"grammar must be a Grammar, not {self.grammar!r}")

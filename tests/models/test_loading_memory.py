@@ -15,6 +15,7 @@ from headlong.checkpoint.gguf_config import gguf_metadata
 from headlong.checkpoint.load import Expectations
 from headlong.layers.weights import Scope
 from headlong.models import registry
+from headlong.ops import native
 from headlong.ops.registry import Ops
 from headlong.quant import rtn
 from headlong.quant.gguf import BLOCK_SIZES
@@ -100,8 +101,10 @@ def measure(path, dtype):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize(("dtype", "factor"), [("bfloat16", 1), ("float32", 2)])
-def test_peak_is_the_model_and_its_largest_tensor(tmp_path, dtype, factor):
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_peak_is_the_model_and_its_largest_tensor(tmp_path, dtype):
+    """Native products take bfloat16 as it is stored; others have it widened."""
+    factor = 2 if dtype == "float32" and native.library() is None else 1
     largest = write(tmp_path) * factor
     peak, loaded = measure(tmp_path, dtype)
     assert loaded > 150 * MB * factor

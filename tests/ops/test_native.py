@@ -85,11 +85,10 @@ def test_delta_net_is_the_reference(sizes, tiled):
 
 
 @built
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("sizes", DELTA_SIZES, ids=str)
-def test_delta_net_minds_its_own_business(sizes, dtype):
+def test_delta_net_minds_its_own_business(sizes):
     weights = delta_weights(*sizes, torch.float32)
-    sequences = delta_sequences(sizes, dtype)
+    sequences = delta_sequences(sizes, torch.float32)
     mixed = run_delta(NativeDeltaNet(weights), weights, sequences, schedule(LENGTHS, seed=2))
     for row, length in enumerate(LENGTHS):
         alone = run_delta(NativeDeltaNet(weights), weights, sequences, token_by_token(row, length))
@@ -195,8 +194,9 @@ def test_attention_is_the_reference(sizes, kind):
 @pytest.mark.parametrize("kind", ["gated", "plain"])
 @pytest.mark.parametrize("sizes", ATTENTION_SIZES, ids=str)
 def test_attention_minds_its_own_business(sizes, kind, dtype):
+    """Whatever keys and values are kept in."""
     weights = attention_weights(*sizes, torch.float32, kind)
-    sequences = attention_sequences(sizes, dtype, kind)
+    sequences = attention_sequences(sizes, torch.float32, kind)
     mixed = run_attention(NativeGatedAttention(weights), weights, sequences, schedule(LENGTHS, seed=4), dtype)
     for row, length in enumerate(LENGTHS):
         steps = token_by_token(row, length)
@@ -230,9 +230,7 @@ def test_writing_leaves_what_attending_leaves(sizes, kind, make):
 def test_norm_and_gate(size):
     norm = RmsNorm(randn(size, seed=6), 1e-6)
     x = randn(9, size, seed=7) * 10
-    torch.testing.assert_close(NativeRmsNorm(norm, torch.float32)(x), norm(x), rtol=1e-5, atol=1e-6)
-    rounded = NativeRmsNorm(norm, torch.bfloat16)(x)
-    assert torch.equal(rounded, NativeRmsNorm(norm, torch.float32)(x).bfloat16())
+    torch.testing.assert_close(NativeRmsNorm(norm)(x), norm(x), rtol=1e-5, atol=1e-6)
     gate_up = randn(9, 2 * size, seed=8) * 20
     whole = native_silu_mul.silu_mul(gate_up)
     torch.testing.assert_close(whole, reference_silu_mul.silu_mul(gate_up), rtol=1e-5, atol=1e-6)
@@ -246,7 +244,6 @@ def test_extremes_stay_finite_and_nan_stays_nan():
     out = native_silu_mul.silu_mul(gate_up)[0]
     torch.testing.assert_close(out[:5], torch.tensor([0.0, 0.0, 0.0, 100.0, 1e4]), rtol=1e-6, atol=1e-6)
     assert out[5].isnan()
-    assert native_silu_mul.silu_mul(gate_up.bfloat16())[0, 5].isnan()
 
 
 @pytest.mark.skipif(not native_ops_wanted(), reason="turned off by HEADLONG_NATIVE=0")

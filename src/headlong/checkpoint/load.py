@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headlong.checkpoint.detect import Detector
 from headlong.checkpoint.names import NameMap
-from headlong.checkpoint.tensor_info import STAGING_BYTES, TensorInfo, read_into, read_tensor
+from headlong.checkpoint.tensor_info import STAGING_BYTES, TensorInfo, read_into, read_tensor, room_for
 from headlong.errors import CheckpointError
 from headlong.quant import rtn
 from headlong.quant.format import Format, PackedWeight, Shape, Weight
@@ -200,7 +200,7 @@ class WeightLoader:
     def _read_plain(self, name: str, info: TensorInfo, shape: Shape) -> Tensor:
         if info.shape != shape:
             raise _fault(name, info, f"expected {list(shape)}, found {list(info.shape)}")
-        result = torch.empty(shape, dtype=self.dtype, device=self.device)
+        result = room_for(shape, self.dtype, self.device)
         read_into(info, result, self._staging)
         self._advance(info.nbytes)
         return result

@@ -1,14 +1,14 @@
 """From what a user calls a model to a folder or a GGUF file on this machine.
 
-Decides between the embedded model, what is on this disk and a Hugging Face repository, and lists what is already
-here. Knows which files make a folder whole; nothing of what is in them.
+Decides between the embedded model, what is on this disk, a model inside a Python package and a Hugging Face repository,
+and lists what is already here. Knows which files make a folder whole; nothing of what is in them.
 """
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from headlong.checkpoint import hub
+from headlong.checkpoint import hub, packages
 from headlong.checkpoint.shards import find_shards
 from headlong.checkpoint.strict_json import read_object
 from headlong.errors import CheckpointError
@@ -32,9 +32,11 @@ class LocalModel:
 
 
 def resolve(model: str | Path | None, *, revision: str | None = None, progress: ProgressFn = silent) -> Path:
-    """The folder or GGUF file of `model`: None for the embedded one, a path, or a repository id `owner/name`.
+    """The folder or GGUF file of `model`: None for the embedded one, a path, the name of one that comes in a
+    Python package (`smollm2`), or a repository id `owner/name`.
 
-    A repository that is whole in the cache is taken from there without asking the network.
+    What lies on this disk by that name comes first. A package or repository that is whole in the cache is taken from
+    there without asking the network.
     """
     if model is None or (model == EMBEDDED_NAME and not Path(EMBEDDED_NAME).exists()):
         return EMBEDDED
@@ -49,6 +51,8 @@ def resolve(model: str | Path | None, *, revision: str | None = None, progress: 
         return _check_path(path)
     if isinstance(model, Path):
         raise CheckpointError(f"model: there is no folder {str(model)!r}")
+    if model in packages.PACKAGES:
+        return packages.fetch(model, progress)
     if not _is_repo_id(model):
         raise CheckpointError(
             f"model: {model!r} is neither an existing folder nor a Hugging Face repository id `owner/name`"

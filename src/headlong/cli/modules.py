@@ -84,7 +84,7 @@ def _matrix(
     if name.startswith(HEAD):
         dtype, repacked = blueprint.head_dtype(ops.device), blueprint.repacked_head
         is_packed = is_packed if repacked is None else repacked != "none"
-    kernel, why = ops.explain_linear(dtype, packed=is_packed)
+    kernel, why = ops.explain_linear(dtype, format if is_packed else None)
     kernel = "lookup" if name.startswith("embed_tokens") else kernel
     return Module(
         name=name,

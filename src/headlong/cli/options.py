@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from headlong.params import SamplingParams
 
-MODEL_HELP = "a folder, a .gguf file or a Hugging Face repository id; without it, the embedded model"
+MODEL_HELP = "a folder, a .gguf file, a Hugging Face repository id or smollm2; without it, the embedded model"
 SAMPLING = (
     "max_tokens",
     "temperature",

@@ -22,6 +22,7 @@ EXIT_DIFFERENT = 1
 EPILOG = """\
 examples:
   headlong run "Write a poem about the sea."
+  headlong run smollm2 "What is a lighthouse for?"
   headlong run --show-drafts --draft-tokens 4 "Tell me how bread is made."
   headlong run Qwen/Qwen3.5-0.8B --temperature 0.7 --seed 1 "Name a colour."
   echo "Once upon a time" | headlong run --raw -

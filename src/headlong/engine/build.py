@@ -15,6 +15,7 @@ from headlong.checkpoint.load import Expectations, Need, Repack, WeightLoader
 from headlong.checkpoint.names import NameMap
 from headlong.checkpoint.verify import Verifier
 from headlong.config import DTYPES, REPACKED, EngineConfig
+from headlong.env import available_cores
 from headlong.errors import CheckpointError, ConfigError, HeadError
 from headlong.layers.weights import Scope
 from headlong.models import registry
@@ -185,9 +186,10 @@ def build(blueprint: Blueprint, *, device: torch.device, progress: ProgressFn = 
     if device.type == "cuda" and chosen != torch.float64:
         log.warning("on CUDA matmuls are not batch-invariant yet: drafting may decide a near-tie differently")
     ops = Ops(chosen, device)
+    _keep_to_the_cores()
     with torch.inference_mode():
-        loader = _loader(blueprint, chosen, device, head=False)
-        head_loader = _loader(blueprint, blueprint.head_dtype(device), device, head=True)
+        loader = _loader(blueprint, chosen, ops, head=False)
+        head_loader = _loader(blueprint, blueprint.head_dtype(device), ops, head=True)
         first, total = loader.nbytes, loader.nbytes + head_loader.nbytes
         loader.report = lambda done: progress("load weights", done, total)
         head_loader.report = lambda done: progress("load weights", first + done, total)
@@ -208,7 +210,15 @@ def _build_head(blueprint: Blueprint, ops: Ops, loader: WeightLoader) -> tuple[M
         return None, _refuse(blueprint.options, f"{blueprint.checkpoint.folder}: {error}")
 
 
-def _loader(blueprint: Blueprint, dtype: torch.dtype, device: torch.device, *, head: bool) -> WeightLoader:
+def _keep_to_the_cores() -> None:
+    """Torch counts the machine's cores; a container may have fewer, and threads that share one wait for each other."""
+    cores = available_cores()
+    if cores < torch.get_num_threads():
+        torch.set_num_threads(cores)
+
+
+def _loader(blueprint: Blueprint, dtype: torch.dtype, ops: Ops, *, head: bool) -> WeightLoader:
+    """Native products take weights as narrow as they are stored, and so do those of packed ones."""
     options = blueprint.options
     if not dtype.is_floating_point:
         raise ConfigError(f"dtype must be a floating-point dtype, not {dtype}")
@@ -216,8 +226,8 @@ def _loader(blueprint: Blueprint, dtype: torch.dtype, device: torch.device, *, h
         blueprint.names,
         blueprint.detector,
         dtype,
-        device,
+        ops.device,
         wanted=[name for name in blueprint.expected if name.startswith(HEAD) == head],
-        keep_stored=blueprint.is_packed and not (head and options.draft_dtype != "auto"),
+        keep_stored=(blueprint.is_packed or ops.native) and not (head and options.draft_dtype != "auto"),
         repack=blueprint.repacked_head if head else None,
     )

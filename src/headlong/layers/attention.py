@@ -7,8 +7,11 @@ from torch import Tensor
 
 from headlong.layers.context import Context
 from headlong.layers.weights import Scope
+from headlong.ops.gated_attention.native import NativeGatedAttention
 from headlong.ops.gated_attention.reference import GatedAttentionWeights
+from headlong.ops.linear.native import NativeLinear
 from headlong.ops.norm.reference import RmsNorm
+from headlong.ops.program import FIRST, NOWHERE, SECOND, STREAM, Program
 from headlong.state.layer import KvState
 from headlong.state.specs import KvSpec
 
@@ -68,3 +71,22 @@ class Attention:
     def remember(self, x_ND: Tensor, context: Context, state: KvState) -> None:
         """Leaves the tokens' keys and values behind, and says nothing of them."""
         self.attend.write(self.project(x_ND), state.keys, state.values, context.angles, context.attention)
+
+    def record(self, program: Program, name: str) -> bool:
+        """From FIRST, added to the stream; `name` finds the state. False if it cannot be part of a program."""
+        if not (isinstance(self.project, NativeLinear) and isinstance(self.out, NativeLinear)):
+            return False
+        assert isinstance(self.attend, NativeGatedAttention)
+        program.matmul(self.project, FIRST, SECOND)
+        program.attention(self.attend, name, SECOND, FIRST)
+        program.matmul(self.out, FIRST, STREAM, add=True)
+        return True
+
+    def record_remembering(self, program: Program, name: str) -> bool:
+        """From FIRST, keys and values alone."""
+        if not isinstance(self.project, NativeLinear):
+            return False
+        assert isinstance(self.attend, NativeGatedAttention)
+        program.matmul(self.project, FIRST, SECOND)
+        program.attention(self.attend, name, SECOND, NOWHERE)
+        return True

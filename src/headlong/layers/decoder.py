@@ -7,6 +7,8 @@ from headlong.layers.context import Context
 from headlong.layers.delta_net import GatedDeltaNet
 from headlong.layers.mlp import Mlp, MoeMlp
 from headlong.layers.weights import Scope
+from headlong.ops.norm.native import NativeRmsNorm
+from headlong.ops.program import FIRST, STREAM, Program
 from headlong.state.layer import LayerState
 from headlong.state.specs import LayerSpec
 
@@ -39,3 +41,14 @@ class DecoderLayer:
     def __call__(self, x_ND: Tensor, context: Context, state: LayerState) -> Tensor:
         x_ND = x_ND + self.mixer(self.mixer_norm(x_ND), context, state)  # type: ignore[arg-type]
         return x_ND + self.mlp(self.mlp_norm(x_ND))
+
+    def record(self, program: Program) -> bool:
+        """From the stream to the stream; False if some part is not native."""
+        if not isinstance(self.mlp, Mlp) or not isinstance(self.mixer_norm, NativeRmsNorm):
+            return False
+        assert isinstance(self.mlp_norm, NativeRmsNorm)
+        program.norm(self.mixer_norm, STREAM, FIRST)
+        if not self.mixer.record(program, self.name):
+            return False
+        program.norm(self.mlp_norm, STREAM, FIRST)
+        return self.mlp.record(program)

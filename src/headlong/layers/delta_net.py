@@ -7,9 +7,12 @@ from torch import Tensor
 
 from headlong.layers.context import Context
 from headlong.layers.weights import Scope
+from headlong.ops.delta_net.native import NativeDeltaNet
 from headlong.ops.delta_net.reference import DeltaNetWeights
 from headlong.ops.linear.invariance import Linear
+from headlong.ops.linear.native import NativeLinear
 from headlong.ops.norm.reference import RmsNorm
+from headlong.ops.program import FIRST, SECOND, STREAM, Program
 from headlong.state.layer import DeltaNetState
 from headlong.state.specs import DeltaNetSpec
 
@@ -62,6 +65,16 @@ class GatedDeltaNet:
 
     def __call__(self, x_ND: Tensor, context: Context, state: DeltaNetState) -> Tensor:
         return self.out(self.mix(self.project(x_ND), state.delta, state.windows, context.delta_net))
+
+    def record(self, program: Program, name: str) -> bool:
+        """From FIRST, added to the stream; `name` finds the state. False if it cannot be part of a program."""
+        if not (isinstance(self.project, NativeLinear) and isinstance(self.out, NativeLinear)):
+            return False
+        assert isinstance(self.mix, NativeDeltaNet)
+        program.matmul(self.project, FIRST, SECOND)
+        program.delta_net(self.mix, name, SECOND, FIRST)
+        program.matmul(self.out, FIRST, STREAM, add=True)
+        return True
 
 
 def _separate(c: DeltaNetConfig, scope: Scope) -> Linear:

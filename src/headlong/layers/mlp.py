@@ -7,8 +7,9 @@ from torch import Tensor
 from headlong.layers.weights import Scope
 from headlong.ops.elementwise import sigmoid
 from headlong.ops.linear.invariance import Linear
-from headlong.ops.linear.stacked import StackedLinear
+from headlong.ops.linear.native import NativeLinear
 from headlong.ops.moe.reference import moe, route
+from headlong.ops.program import FIRST, SECOND, STREAM, Program
 from headlong.ops.registry import Ops
 
 
@@ -28,6 +29,15 @@ class Mlp:
 
     def __call__(self, x_ND: Tensor) -> Tensor:
         return self.down(self.silu_mul(self.gate_up(x_ND)))
+
+    def record(self, program: Program) -> bool:
+        """From FIRST, added to the stream; False if it cannot be part of a program."""
+        if not (isinstance(self.gate_up, NativeLinear) and isinstance(self.down, NativeLinear)):
+            return False
+        program.matmul(self.gate_up, FIRST, SECOND)
+        program.silu_mul(SECOND, FIRST, self.down.in_features)
+        program.matmul(self.down, FIRST, STREAM, add=True)
+        return True
 
 
 @dataclass(frozen=True)
@@ -64,7 +74,7 @@ def _experts(c: MoeConfig, scope: Scope) -> list[Mlp]:
     if scope.has("gate_proj.weight"):
         gate = scope.experts("gate_proj.weight", c.num_experts, size, hidden)
         up = scope.experts("up_proj.weight", c.num_experts, size, hidden)
-        gate_up = [StackedLinear([ops.linear(g), ops.linear(u)]) for g, u in zip(gate, up, strict=True)]
+        gate_up = [ops.stacked([g, u], None) for g, u in zip(gate, up, strict=True)]
         down = scope.experts("down_proj.weight", c.num_experts, hidden, size)
     else:
         fused = scope.experts("gate_up_proj", c.num_experts, 2 * size, hidden)

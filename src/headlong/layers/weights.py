@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from headlong.checkpoint.load import WeightSource
-from headlong.ops.linear.biased import BiasedLinear
 from headlong.ops.linear.invariance import Linear
-from headlong.ops.linear.stacked import StackedLinear
 from headlong.ops.registry import Ops
 from headlong.quant.format import Weight
 
@@ -36,33 +34,29 @@ class Scope:
         weight = self.vector(f"{name}.weight", size)
         return weight + 1.0 if centred else weight
 
-    def norm(
-        self, name: str, size: int, eps: float, *, centred: bool = True, wide: bool = False
-    ) -> Callable[[Tensor], Tensor]:
-        return self.ops.norm(self.norm_weight(name, size, centred=centred), eps, wide=wide)
+    def norm(self, name: str, size: int, eps: float, *, centred: bool = True) -> Callable[[Tensor], Tensor]:
+        return self.ops.norm(self.norm_weight(name, size, centred=centred), eps)
 
     def matrix(self, name: str, out_features: int, in_features: int) -> Weight:
         return self.source.matrix(f"{self.prefix}{name}.weight", out_features, in_features)
 
     def linear(self, name: str, out_features: int, in_features: int, *, bias: bool = False) -> Linear:
-        linear = self.ops.linear(self.matrix(name, out_features, in_features))
-        return BiasedLinear(linear, self.vector(f"{name}.bias", out_features)) if bias else linear
+        weight = self.matrix(name, out_features, in_features)
+        return self.ops.linear(weight, self.vector(f"{name}.bias", out_features) if bias else None)
 
     def stacked(
         self, *parts: tuple[str, int], in_features: int, order: Tensor | None = None, bias: bool = False
     ) -> Linear:
         """Several weights over the same input as one linear; `parts` are (name, out_features). Output i is row
         `order[i]` of the parts one below the other."""
-        if any(self.source.is_packed(f"{self.prefix}{name}.weight") for name, _ in parts):
-            linear: Linear = StackedLinear(
-                [self.linear(name, size, in_features) for name, size in parts], order
-            )
-        else:
-            linear = self.ops.linear(self._joined(parts, in_features, order))
-        if not bias:
-            return linear
-        whole = torch.cat([self.vector(f"{name}.bias", size) for name, size in parts])
-        return BiasedLinear(linear, whole if order is None else whole[order.to(whole.device)])
+        offsets = None
+        if bias:
+            offsets = torch.cat([self.vector(f"{name}.bias", size) for name, size in parts])
+            offsets = offsets if order is None else offsets[order.to(offsets.device)]
+        if self.ops.native or any(self.source.is_packed(f"{self.prefix}{name}.weight") for name, _ in parts):
+            weights = [self.matrix(name, size, in_features) for name, size in parts]
+            return self.ops.stacked(weights, order, offsets)
+        return self.ops.linear(self._joined(parts, in_features, order), offsets)
 
     def _joined(self, parts: tuple[tuple[str, int], ...], in_features: int, order: Tensor | None) -> Tensor:
         """Plain weights in one; filled part by part, so that no more than one part is held twice."""

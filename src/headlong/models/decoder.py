@@ -10,9 +10,11 @@ from torch import Tensor
 from headlong.errors import CheckpointError
 from headlong.layers.context import Context
 from headlong.layers.decoder import DecoderLayer
-from headlong.layers.embedding import Embedding
 from headlong.layers.weights import Scope
 from headlong.models.config import ModelConfig
+from headlong.ops.embedding.native import NativeEmbedding
+from headlong.ops.norm.native import NativeRmsNorm
+from headlong.ops.program import RESULT, STREAM, Program
 from headlong.ops.rope.reference import Rotary
 from headlong.state.layer import LayerState
 from headlong.state.specs import LayerSpec
@@ -30,16 +32,20 @@ class DecoderModel:
     def __init__(self, config: ModelConfig, layer: LayerFactory, scope: Scope) -> None:
         self.config = config
         vocab, hidden = config.vocab_size, config.hidden_size
-        self.embedding = Embedding(scope.matrix("embed_tokens", vocab, hidden), scope.ops.activation_dtype)
+        self.embedding = scope.ops.embedding(scope.matrix("embed_tokens", vocab, hidden))
         self.layers = [layer(config, i, scope(f"layers.{i}")) for i in range(len(config.layer_types))]
-        self.norm = scope.norm("norm", hidden, config.eps, centred=config.centred_norms, wide=True)
+        self.norm = scope.norm("norm", hidden, config.eps, centred=config.centred_norms)
         # A stored lm_head wins over a config that calls it tied.
         own_head = not config.tied or scope.has("lm_head.weight")
-        self.lm_head = scope.ops.linear(
-            scope.matrix("lm_head", vocab, hidden) if own_head else self.embedding.weight
-        )
+        if own_head:
+            self.lm_head = scope.ops.linear(scope.matrix("lm_head", vocab, hidden))
+        elif isinstance(self.embedding, NativeEmbedding):
+            self.lm_head = self.embedding.linear
+        else:
+            self.lm_head = scope.ops.linear(self.embedding.weight)
         self.rotary = _rotary(config, scope)
         self.ops = scope.ops
+        self.program = self._record()
 
     @property
     def state_specs(self) -> dict[str, LayerSpec]:
@@ -50,12 +56,25 @@ class DecoderModel:
 
     def forward(self, tokens_N: Tensor, context: Context, states: Mapping[str, LayerState]) -> Tensor:
         x_ND = self.embed(tokens_N)
+        if self.program is not None:
+            size = self.config.hidden_size
+            return self.program(x_ND, context.attention, context.angles, states, result_size=size)
         for layer in self.layers:
             x_ND = layer(x_ND, context, states[layer.name])
         return self.norm(x_ND)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         return self.lm_head(hidden_ND)
+
+    def _record(self) -> Program | None:
+        """All layers and the last norm in one call, where all of it is native."""
+        if not isinstance(self.norm, NativeRmsNorm):
+            return None
+        program = Program()
+        if not all(layer.record(program) for layer in self.layers):
+            return None
+        program.norm(self.norm, STREAM, RESULT)
+        return program
 
 
 def _rotary(config: ModelConfig, scope: Scope) -> Rotary:

@@ -8,6 +8,7 @@ in as arguments, so the head can be built, moved or left out on its own.
 """
 
 from collections.abc import Mapping
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from headlong.layers.context import Context
 from headlong.layers.weights import Scope
 from headlong.models.config import ModelConfig
 from headlong.models.decoder import LayerFactory
+from headlong.ops.linear.native import NativeLinear
+from headlong.ops.norm.native import NativeRmsNorm
+from headlong.ops.program import FIRST, GIVEN, RESULT, STREAM, Program
 from headlong.state.layer import KvState, LayerState
 from headlong.state.specs import LayerSpec
 
@@ -31,7 +35,9 @@ class MtpHead:
         self.hidden_norm = scope.norm("pre_fc_norm_hidden", hidden, eps, centred=centred)
         self.fc = scope.linear("fc", hidden, 2 * hidden)
         self.layer = layer(config, None, scope("layers.0"))
-        self.norm = scope.norm("norm", hidden, eps, centred=centred, wide=True)
+        self.norm = scope.norm("norm", hidden, eps, centred=centred)
+        self.forward_program = self._record(remembering=False)
+        self.remember_program = self._record(remembering=True)
 
     @property
     def state_specs(self) -> dict[str, LayerSpec]:
@@ -40,6 +46,11 @@ class MtpHead:
     def forward(
         self, embedding_ND: Tensor, hidden_ND: Tensor, context: Context, states: Mapping[str, LayerState]
     ) -> Tensor:
+        if self.forward_program is not None:
+            size = embedding_ND.shape[1]
+            return self.forward_program(
+                embedding_ND, context.attention, context.angles, states, hidden_ND, result_size=size
+            )
         x_ND = self._join(embedding_ND, hidden_ND)
         return self.norm(self.layer(x_ND, context, states[self.layer.name]))
 
@@ -47,6 +58,9 @@ class MtpHead:
         self, embedding_ND: Tensor, hidden_ND: Tensor, context: Context, states: Mapping[str, LayerState]
     ) -> None:
         """Leaves the pairs' keys and values behind, all that later pairs see of them."""
+        if self.remember_program is not None:
+            self.remember_program(embedding_ND, context.attention, context.angles, states, hidden_ND)
+            return
         mixer, state = self.layer.mixer, states[self.layer.name]
         assert isinstance(mixer, Attention) and isinstance(state, KvState)
         mixer.remember(self.layer.mixer_norm(self._join(embedding_ND, hidden_ND)), context, state)
@@ -54,3 +68,21 @@ class MtpHead:
     def _join(self, embedding_ND: Tensor, hidden_ND: Tensor) -> Tensor:
         pair = (self.embedding_norm(embedding_ND), self.hidden_norm(hidden_ND))
         return self.fc(torch.cat(pair, dim=-1)).to(hidden_ND.dtype)
+
+    def _record(self, *, remembering: bool) -> Program | None:
+        """All of it in one call, where all of it is native; the embedding is the stream, the hidden is given."""
+        norms, layer = (self.embedding_norm, self.hidden_norm), self.layer
+        if not isinstance(self.fc, NativeLinear) or not all(isinstance(n, NativeRmsNorm) for n in norms):
+            return None
+        program, size = Program(), self.fc.out_features
+        for number, (norm, source) in enumerate(zip(norms, (STREAM, GIVEN), strict=True)):
+            program.norm(cast(NativeRmsNorm, norm), source, FIRST, column=number * size, stride=2 * size)
+        program.matmul(self.fc, FIRST, STREAM)
+        if not remembering:
+            recorded = layer.record(program)
+            program.norm(cast(NativeRmsNorm, self.norm), STREAM, RESULT)
+        else:
+            assert isinstance(layer.mixer, Attention)
+            program.norm(cast(NativeRmsNorm, layer.mixer_norm), STREAM, FIRST)
+            recorded = layer.mixer.record_remembering(program, layer.name)
+        return program if recorded else None

@@ -17,10 +17,15 @@ from headlong.env import native_ops_wanted
 log = logging.getLogger(__name__)
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES = {
-    "headlong_rms_norm": (_POINTER, _POINTER, _FLOAT, _POINTER, _INT, _LONG, _LONG),
-    "headlong_silu_mul": (_POINTER, _POINTER, _INT, _LONG, _LONG),
-    "headlong_delta_net": (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _LONG, _LONG),
-    "headlong_attention": (_POINTER,) * 3 + (_INT,) + (_POINTER,) * 3 + (_LONG, _POINTER, _LONG, _LONG),
+    "headlong_rms_norm": (_POINTER, _POINTER, _FLOAT, _POINTER, _LONG, _LONG, _INT),
+    "headlong_silu_mul": (_POINTER, _POINTER, _LONG, _LONG, _INT),
+    "headlong_matmul": (_POINTER, _POINTER, _LONG, _POINTER, _LONG, _INT),
+    "headlong_lay_out": (_POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER, _INT),
+    "headlong_embed": (_POINTER, _POINTER, _LONG, _POINTER),
+    "headlong_best": (_POINTER, _LONG, _LONG, _POINTER, _INT),
+    "headlong_delta_net": (_POINTER,) * 4,
+    "headlong_attention": (_POINTER,) * 4,
+    "headlong_run": (_POINTER, _LONG, _POINTER, _LONG, _POINTER),
 }
 
 
@@ -58,10 +63,6 @@ def kernel(name: str) -> Callable[..., None]:
 
 
 def address(tensor: Tensor) -> int:
-    assert tensor.is_contiguous()
+    """Of float32 in one piece, which is what kernels take where nothing else is said."""
+    assert tensor.dtype == torch.float32 and tensor.is_contiguous()
     return tensor.data_ptr()
-
-
-def is_wide(x: Tensor) -> bool:
-    """Float32, as against bfloat16."""
-    return x.dtype == torch.float32

@@ -4,7 +4,7 @@ Knows candidates and reasons, no model. Whoever is chosen, the result is batch-i
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,19 +13,26 @@ import torch
 from torch import Tensor
 
 from headlong.ops import native
+from headlong.ops.best import native as native_best
+from headlong.ops.best import reference as reference_best
 from headlong.ops.delta_net.native import NativeDeltaNet
 from headlong.ops.delta_net.reference import DeltaNetWeights, ReferenceDeltaNet
+from headlong.ops.embedding.native import NativeEmbedding
+from headlong.ops.embedding.reference import Embedding
 from headlong.ops.gated_attention.native import NativeGatedAttention
 from headlong.ops.gated_attention.reference import GatedAttentionWeights, ReferenceGatedAttention
+from headlong.ops.linear.biased import BiasedLinear
 from headlong.ops.linear.invariance import Linear, RowLinear, find_tile
+from headlong.ops.linear.native import NativeLinear, Source
 from headlong.ops.linear.onednn import OneDnnLinear, cpu_multiplies_bfloat16
 from headlong.ops.linear.reference import ReferenceLinear
+from headlong.ops.linear.stacked import StackedLinear
 from headlong.ops.linear.unpacking import UnpackingLinear
 from headlong.ops.norm.native import NativeRmsNorm
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.silu_mul import native as native_silu_mul
 from headlong.ops.silu_mul import reference as reference_silu_mul
-from headlong.quant.format import PackedWeight, Weight
+from headlong.quant.format import Format, PackedWeight, Weight
 from headlong.types import Rows
 
 log = logging.getLogger(__name__)
@@ -57,8 +64,27 @@ class Ops:
         """What packed weights are multiplied in: a CPU has nothing to gain from less than float32."""
         return self.dtype if self.device.type == "cuda" else self.activation_dtype
 
-    def linear(self, weight: Weight) -> Linear:
+    def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
         """Makes a weight [out, in] ready for the fastest batch-invariant multiplication here."""
+        return self.stacked([weight], None, bias)
+
+    def stacked(self, weights: Sequence[Weight], order: Tensor | None, bias: Tensor | None = None) -> Linear:
+        """Several weights over the same input as one linear. Output i is row `order[i]` of the weights one below the
+        other, plus `bias[i]`."""
+        if self.native:
+            sources = [part for weight in weights if (part := self._source(weight)) is not None]
+            if len(sources) == len(weights):
+                return NativeLinear(sources, order, bias)
+        linear = self._foreign(weights[0]) if len(weights) == 1 else None
+        if linear is None or order is not None:
+            linear = StackedLinear([self._foreign(weight) for weight in weights], order)
+        return linear if bias is None else BiasedLinear(linear, bias)
+
+    def _source(self, weight: Weight) -> Source | None:
+        return Source.of(weight, rounding=self.dtype == torch.bfloat16)
+
+    def _foreign(self, weight: Weight) -> Linear:
+        """By somebody else's product, which may have to be padded."""
         if isinstance(weight, PackedWeight):
             return UnpackingLinear(weight, self.unpacked_dtype)
         if weight.is_meta:
@@ -75,9 +101,12 @@ class Ops:
             self._say(f"linear: not {candidate.name}: {reason}")
         return RowLinear(weight)
 
-    def explain_linear(self, dtype: torch.dtype, *, packed: bool) -> tuple[str, str]:
-        """Who would multiply a weight, and why nobody better; of weights in memory `linear` decides by trying."""
-        if packed:
+    def explain_linear(self, dtype: torch.dtype, packed: Format | None) -> tuple[str, str]:
+        """Who would multiply a weight that is packed so, or plain, and why nobody better; of weights in memory `linear`
+        decides by trying."""
+        if self.native and (packed is None or packed.whole_numbers):
+            return NativeLinear.name, "as narrow as it is stored" if packed is not None else ""
+        if packed is not None:
             return UnpackingLinear.name, f"multiplied in {_short(self.unpacked_dtype)}, a tile at a time"
         for i, candidate in enumerate(LINEARS):
             if candidate.supports(dtype, self.device) is None:
@@ -87,10 +116,10 @@ class Ops:
                 return candidate.name, "; ".join(refusals)
         return RowLinear.name, "nothing faster serves"
 
-    def norm(self, weight: Tensor, eps: float, *, wide: bool = False) -> Callable[[Tensor], Tensor]:
-        """A norm of whole hidden states, ready for the next linear or, if `wide`, as hidden states again."""
+    def norm(self, weight: Tensor, eps: float) -> Callable[[Tensor], Tensor]:
+        """A norm of whole hidden states."""
         norm = RmsNorm(weight, eps)
-        return NativeRmsNorm(norm, self.activation_dtype if wide else self.dtype) if self.native else norm
+        return NativeRmsNorm(norm) if self.native else norm
 
     def delta_net(self, weights: DeltaNetWeights) -> ReferenceDeltaNet | NativeDeltaNet:
         return self._delta_net(weights)
@@ -99,6 +128,17 @@ class Ops:
         self, weights: GatedAttentionWeights
     ) -> ReferenceGatedAttention | NativeGatedAttention:
         return self._gated_attention(weights)
+
+    @property
+    def best(self) -> Callable[[Tensor], Tensor]:
+        """Finds the best token of each row of logits."""
+        return native_best.best if self.native else reference_best.best
+
+    def embedding(self, weight: Weight) -> Embedding | NativeEmbedding:
+        source = self._source(weight) if self.native else None
+        if source is None:
+            return Embedding(weight, self.activation_dtype)
+        return NativeEmbedding(NativeLinear([source]))
 
     @property
     def silu_mul(self) -> Callable[[Tensor], Tensor]:
@@ -134,5 +174,6 @@ def default_dtype(device: torch.device, stored: torch.dtype | None) -> torch.dty
     """The checkpoint's own dtype where the device multiplies it well, else float32; `stored` is None where all of it
     is packed."""
     if device.type == "cpu":
-        return torch.bfloat16 if stored == torch.bfloat16 and cpu_multiplies_bfloat16() else torch.float32
+        multiplied = native.refusal(torch.bfloat16, device) is None or cpu_multiplies_bfloat16()
+        return torch.bfloat16 if stored == torch.bfloat16 and multiplied else torch.float32
     return stored if stored in (torch.bfloat16, torch.float16, torch.float32) else torch.bfloat16

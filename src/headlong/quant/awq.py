@@ -24,6 +24,7 @@ PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 @dataclass(frozen=True)
 class AwqFormat(Format):
     name = "awq"
+    whole_numbers = True
     reads: ClassVar[frozenset[str]] = frozenset({"qweight", "qzeros", "scales"})
 
     group: int

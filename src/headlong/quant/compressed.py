@@ -40,6 +40,7 @@ class CompressedInts(Format):
     """Integers as compressed-tensors writes them; `packed` tells words of several from one byte for each."""
 
     name = "compressed-tensors"
+    whole_numbers = True
     unused = ACTIVATION_PARTS
 
     width: int

@@ -8,7 +8,7 @@ nothing of who multiplies.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,31 @@ class Part:
 
     dtype: str
     shape: Shape
+
+
+class Grouping(NamedTuple):
+    """How a matrix is whole numbers: code · scale, plus an offset where there are any, by even groups of columns."""
+
+    group: int
+    lowest: int
+    """Of all codes that may occur."""
+    highest: int
+    has_offsets: bool
+    factors: Literal["float32", "float16", "parts"]
+    """What scales and offsets are; `parts`: int8, times a float16 that `span` groups share."""
+    span: int = 1
+
+
+class Grouped(NamedTuple):
+    """Some rows of such a matrix."""
+
+    codes_RD: Tensor
+    """int8 or uint8."""
+    scales_RG: Tensor
+    offsets_RG: Tensor | None
+    scale_wholes_RW: Tensor | None = None
+    """What `parts` are multiplied with."""
+    offset_wholes_RW: Tensor | None = None
 
 
 class PackedWeight(ABC):
@@ -44,6 +69,14 @@ class PackedWeight(ABC):
         """Any rows as float32 [N, in_features]; formats whose rows lie apart do better."""
         return torch.cat([self.dequantize(row, row + 1) for row in rows_N.tolist()])
 
+    def grouping(self) -> Grouping | None:
+        """None if it is not made of whole numbers by group."""
+        return None
+
+    def grouped(self, first: int, last: int) -> Grouped:  # noqa: ARG002
+        """The rows [first, last) of one that has a grouping."""
+        raise AssertionError(f"{self.format.label} weights are not whole numbers by group")
+
     def permuted(self, order: Tensor) -> "PackedWeight":  # noqa: ARG002
         """The same rows in another order. Asked only of what GGUF files hold."""
         raise AssertionError(f"{self.format.label} weights are never reordered")
@@ -61,6 +94,8 @@ class Format(ABC):
     """How one module is packed. Subclasses are frozen dataclasses whose fields are what varies (block, group, …)."""
 
     name: ClassVar[str]
+    whole_numbers: ClassVar[bool] = False
+    """Whether weights have a grouping, unless their columns were reordered."""
     unused: ClassVar[Mapping[str, str]] = {}
     """Parts that may be there and are left alone, with the reason."""
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from headlong.errors import CheckpointError
-from headlong.quant.format import Format, PackedWeight, Part, Shape
-from headlong.quant.gguf_blocks import unpack
+from headlong.quant.format import Format, Grouped, Grouping, PackedWeight, Part, Shape
+from headlong.quant.gguf_blocks import fields, unpack
 
 BLOCK_SIZES: dict[str, tuple[int, int]] = {
     "Q4_0": (32, 18),
@@ -48,6 +48,23 @@ _FLOAT16_AT: dict[str, tuple[int, ...]] = {
 """Where in a block its float16 fields lie; every other byte pattern is a valid number."""
 
 
+GROUPINGS = {
+    "Q4_0": Grouping(32, -8, 7, has_offsets=False, factors="float16"),
+    "Q4_1": Grouping(32, 0, 15, has_offsets=True, factors="float16"),
+    "Q5_0": Grouping(32, -16, 15, has_offsets=False, factors="float16"),
+    "Q5_1": Grouping(32, 0, 31, has_offsets=True, factors="float16"),
+    "Q8_0": Grouping(32, -128, 127, has_offsets=False, factors="float16"),
+    "Q2_K": Grouping(16, 0, 3, has_offsets=True, factors="parts", span=16),
+    "Q3_K": Grouping(16, -4, 3, has_offsets=False, factors="parts", span=16),
+    "Q4_K": Grouping(32, 0, 15, has_offsets=True, factors="parts", span=8),
+    "Q5_K": Grouping(32, 0, 31, has_offsets=True, factors="parts", span=8),
+    "Q6_K": Grouping(16, -32, 31, has_offsets=False, factors="parts", span=16),
+    "IQ4_NL": Grouping(32, -127, 113, has_offsets=False, factors="float16"),
+    "IQ4_XS": Grouping(32, -127, 113, has_offsets=False, factors="parts", span=8),
+}
+"""What the types are as whole numbers."""
+
+
 class GgufWeight(PackedWeight):
     """Rows of blocks, as in the file."""
 
@@ -68,14 +85,34 @@ class GgufWeight(PackedWeight):
     def dequantize_rows(self, rows_N: Tensor) -> Tensor:
         return self._unpacked(self.data.index_select(0, rows_N))
 
+    def grouping(self) -> Grouping:
+        return GROUPINGS[self._blocks.type_name]
+
+    def grouped(self, first: int, last: int) -> Grouped:
+        codes, scale, offset = fields(self._blocks_of(self.data[first:last]), self._blocks.type_name)
+        if codes.is_floating_point():
+            codes = codes.to(torch.int8)
+        by_row = (last - first, -1)
+        factors: list[Tensor | None] = []
+        for factor in (scale, offset):
+            parts = None if factor is None else factor.parts_NG
+            factors.append(
+                None if factor is None else (factor.whole_N if parts is None else parts).reshape(by_row)
+            )
+            factors.append(None if factor is None or parts is None else factor.whole_N.reshape(by_row))
+        scales, scale_wholes, offsets, offset_wholes = factors
+        assert scales is not None
+        return Grouped(codes.reshape(by_row), scales, offsets, scale_wholes, offset_wholes)
+
     def permuted(self, order: Tensor) -> "GgufWeight":
         """The same weight with row `order[i]` in place i; copies the rows, unpacks nothing."""
         return GgufWeight(self._blocks, self.data.index_select(0, order), self.in_features)
 
     def _unpacked(self, rows: Tensor) -> Tensor:
-        num_blocks = len(rows) * (self.in_features // self._blocks.block_elements)
-        blocks = rows.view(num_blocks, self._blocks.block_bytes)
-        return unpack(blocks, self._blocks.type_name).view(len(rows), self.in_features)
+        return unpack(self._blocks_of(rows), self._blocks.type_name).view(len(rows), self.in_features)
+
+    def _blocks_of(self, rows: Tensor) -> Tensor:
+        return rows.view(-1, self._blocks.block_bytes)
 
 
 @dataclass(frozen=True)
@@ -83,6 +120,7 @@ class GgufBlocks(Format):
     """One of `BLOCK_SIZES`."""
 
     name: ClassVar[str] = "gguf"
+    whole_numbers = True
     type_name: str
 
     @property

@@ -1,18 +1,33 @@
 """How the bytes of one GGUF block become numbers: a function for each block type, over many blocks at once.
 
 Every type is whole numbers (codes) times a scale for each group of them, most with an offset. The functions take
-blocks [N, bytes] as uint8 and return the codes [N, groups, width], the scales [N, groups, 1] and the offsets of
-that shape or None; `unpack` multiplies in float32, one rounding for each operation, as the definition of the types
+blocks [N, bytes] as uint8 and return the codes [N, groups, width], the groups' scales and their offsets or None;
+`unpack` multiplies in float32, one rounding for each operation, as the definition of the types
 does. Knows nothing of rows, of matrices or of files.
 """
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-Unpacked = tuple[Tensor, Tensor, Tensor | None]
+
+class Factor(NamedTuple):
+    """A number for each group of a block: `whole`, times a whole number of its own where there are `parts`."""
+
+    whole_N: Tensor
+    """float32."""
+    parts_NG: Tensor | None = None
+    """int8 or uint8 below 128."""
+
+    @property
+    def value_NG(self) -> Tensor:
+        return self.whole_N[:, None] if self.parts_NG is None else self.whole_N[:, None] * self.parts_NG
+
+
+Unpacked = tuple[Tensor, Factor, Factor | None]
 
 _EACH_BYTE = 0x0101010101010101
 _DIAGONAL = 0x8040201008040201 - 2**64
@@ -23,16 +38,21 @@ _IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 
 
 def unpack(blocks: Tensor, type_name: str) -> Tensor:
     """Blocks [N, bytes] as float32 [N, elements]; the bytes of each block lie together, at an even offset."""
-    codes, scale, offset = _UNPACKERS[type_name](blocks)
-    values = codes.to(torch.float32).mul_(scale)
+    codes, scale, offset = fields(blocks, type_name)
+    values = codes.to(torch.float32).mul_(scale.value_NG[..., None])
     if offset is not None:
-        values.add_(offset)
+        values.add_(offset.value_NG[..., None])
     return values.flatten(1)
 
 
+def fields(blocks: Tensor, type_name: str) -> Unpacked:
+    """Codes, scales and offsets of blocks [N, bytes]; codes may be floats that are whole numbers."""
+    return _UNPACKERS[type_name](blocks)
+
+
 def _half(blocks: Tensor, at: int) -> Tensor:
-    """The float16 at byte `at` of every block, as float32 [N, 1]."""
-    return blocks.view(torch.float16)[:, at // 2 : at // 2 + 1].float()
+    """The float16 at byte `at` of every block, as float32 [N]."""
+    return blocks.view(torch.float16)[:, at // 2].float()
 
 
 def _fields(blocks: Tensor, first: int, last: int, width: int, shifts: tuple[int, ...], mask: int) -> Tensor:
@@ -69,34 +89,32 @@ def _signed(codes: Tensor, zero: int) -> Tensor:
 
 
 def _q4_0(blocks: Tensor) -> Unpacked:
-    return _signed(_nibbles(blocks, 2, 16, 1), 8), _half(blocks, 0)[..., None], None
+    return _signed(_nibbles(blocks, 2, 16, 1), 8), Factor(_half(blocks, 0)), None
 
 
 def _q4_1(blocks: Tensor) -> Unpacked:
-    return _nibbles(blocks, 4, 16, 1), _half(blocks, 0)[..., None], _half(blocks, 2)[..., None]
+    return _nibbles(blocks, 4, 16, 1), Factor(_half(blocks, 0)), Factor(_half(blocks, 2))
 
 
 def _q5_0(blocks: Tensor) -> Unpacked:
     codes = _nibbles(blocks, 6, 16, 1).bitwise_or_(_fifth_bits(blocks, 2))
-    return _signed(codes, 16), _half(blocks, 0)[..., None], None
+    return _signed(codes, 16), Factor(_half(blocks, 0)), None
 
 
 def _q5_1(blocks: Tensor) -> Unpacked:
     codes = _nibbles(blocks, 8, 16, 1).bitwise_or_(_fifth_bits(blocks, 4))
-    return codes, _half(blocks, 0)[..., None], _half(blocks, 2)[..., None]
+    return codes, Factor(_half(blocks, 0)), Factor(_half(blocks, 2))
 
 
 def _q8_0(blocks: Tensor) -> Unpacked:
-    return blocks[:, None, 2:].view(torch.int8), _half(blocks, 0)[..., None], None
+    return blocks[:, None, 2:].view(torch.int8), Factor(_half(blocks, 0)), None
 
 
 def _q2_k(blocks: Tensor) -> Unpacked:
     """Bytes: 16 scales and minima of 4 bits, 64 of codes, d, dmin."""
     codes = _fields(blocks, 16, 80, 32, _TWO_BITS, 0x03).view(len(blocks), 16, 16)
     scales = blocks[:, :16]
-    scale = _half(blocks, 80) * (scales & 0x0F)
-    offset = -_half(blocks, 82) * (scales >> 4)
-    return codes, scale[..., None], offset[..., None]
+    return codes, Factor(_half(blocks, 80), scales & 0x0F), Factor(-_half(blocks, 82), scales >> 4)
 
 
 def _q3_k(blocks: Tensor) -> Unpacked:
@@ -108,7 +126,7 @@ def _q3_k(blocks: Tensor) -> Unpacked:
     low, top = blocks[:, 96:104], blocks[:, 104:108]
     scales = torch.cat((low & 0x0F, low >> 4), 1)
     scales |= (torch.cat([top >> shift for shift in _TWO_BITS], 1) & 0x03) << 4
-    return _signed(codes, 4), (_half(blocks, 108) * _signed(scales, 32))[..., None], None
+    return _signed(codes, 4), Factor(_half(blocks, 108), _signed(scales, 32)), None
 
 
 def _q4_k(blocks: Tensor) -> Unpacked:
@@ -123,7 +141,7 @@ def _q5_k(blocks: Tensor) -> Unpacked:
     return codes, *_scales_and_minima(blocks)
 
 
-def _scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def _scales_and_minima(blocks: Tensor) -> tuple[Factor, Factor]:
     """8 scales and 8 minima of 6 bits in 12 bytes, of Q4_K and Q5_K.
 
     The first four of each take the low six bits of a byte; the last four take a half of the third four bytes and
@@ -132,7 +150,7 @@ def _scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor]:
     scales, minima, halves = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     six_s = torch.cat((scales & 0x3F, (halves & 0x0F) | ((scales >> 2) & 0x30)), 1)
     six_m = torch.cat((minima & 0x3F, (halves >> 4) | ((minima >> 2) & 0x30)), 1)
-    return (_half(blocks, 0) * six_s)[..., None], (-_half(blocks, 2) * six_m)[..., None]
+    return Factor(_half(blocks, 0), six_s), Factor(-_half(blocks, 2), six_m)
 
 
 def _q6_k(blocks: Tensor) -> Unpacked:
@@ -140,8 +158,7 @@ def _q6_k(blocks: Tensor) -> Unpacked:
     codes = _fields(blocks, 0, 128, 64, (0, 4), 0x0F).view(len(blocks), 16, 16)
     high = _fields(blocks, 128, 192, 32, _TWO_BITS, 0x03).view(len(blocks), 16, 16)
     codes.bitwise_or_(high.bitwise_left_shift_(4))
-    scale = _half(blocks, 208) * blocks[:, 192:208].view(torch.int8)
-    return _signed(codes, 32), scale[..., None], None
+    return _signed(codes, 32), Factor(_half(blocks, 208), blocks[:, 192:208].view(torch.int8)), None
 
 
 @lru_cache
@@ -155,7 +172,7 @@ def _iq4(codes: Tensor) -> Tensor:
 
 
 def _iq4_nl(blocks: Tensor) -> Unpacked:
-    return _iq4(_nibbles(blocks, 2, 16, 1)), _half(blocks, 0)[..., None], None
+    return _iq4(_nibbles(blocks, 2, 16, 1)), Factor(_half(blocks, 0)), None
 
 
 def _iq4_xs(blocks: Tensor) -> Unpacked:
@@ -163,7 +180,7 @@ def _iq4_xs(blocks: Tensor) -> Unpacked:
     low, top = blocks[:, 4:8], blocks[:, 2:4]
     scales = torch.stack((low & 0x0F, low >> 4), -1).view(-1, 8)
     scales |= (torch.stack([top >> shift for shift in _TWO_BITS], -1).view(-1, 8) & 0x03) << 4
-    return _iq4(_nibbles(blocks, 8, 16, 8)), (_half(blocks, 0) * _signed(scales, 32))[..., None], None
+    return _iq4(_nibbles(blocks, 8, 16, 8)), Factor(_half(blocks, 0), _signed(scales, 32)), None
 
 
 _UNPACKERS: dict[str, Callable[[Tensor], Unpacked]] = {

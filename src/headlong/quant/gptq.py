@@ -31,6 +31,7 @@ WIDTHS = (2, 4, 8)
 @dataclass(frozen=True)
 class GptqFormat(Format):
     name = "gptq"
+    whole_numbers = True
     reads: ClassVar[frozenset[str]] = frozenset({"qweight", "qzeros", "scales", "g_idx"})
 
     width: int

@@ -6,16 +6,19 @@ Knows neither names of parts nor whose layout it is.
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from math import ceil, gcd
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from headlong.quant.format import Grouped, Grouping
 from headlong.quant.parts import Rows, RowWeight, by_group, check_in_range
 
 WORD_BITS = 32
+ROWS_AT_A_TIME = 128
+"""Of a matrix that is taken apart, so that little of it is held as floats."""
 
 
 def lookup_nibbles(packed_RB: Tensor, meaning: tuple[float, ...]) -> Tensor:
@@ -108,6 +111,32 @@ class GroupedInts(RowWeight):
         for values, scales in by_group(values_RD, scales_RG, self.group):
             values.mul_(scales)
         return values_RD
+
+    def grouping(self) -> Grouping | None:
+        return self._grouping
+
+    @cached_property
+    def _grouping(self) -> Grouping | None:
+        rows = slice(0, 1)
+        if self.g_idx is not None or self.in_features % self.group:
+            return None
+        if self.scales(rows).shape[1] != self.in_features // self.group:
+            return None
+        bounds = []
+        for first in range(0, self.out_features, ROWS_AT_A_TIME):
+            codes = self.codes(slice(first, min(first + ROWS_AT_A_TIME, self.out_features)))
+            bounds.append([int(bound) for bound in codes.aminmax()])
+        lowest, highest = min(low for low, _ in bounds), max(high for _, high in bounds)
+        return Grouping(
+            self.group, lowest, highest, has_offsets=self.zeros(rows) is not None, factors="float32"
+        )
+
+    def grouped(self, first: int, last: int) -> Grouped:
+        rows = slice(first, last)
+        codes, scales, zeros = self.codes(rows), self.scales(rows), self.zeros(rows)
+        scales = scales.expand(last - first, -1)
+        narrow = torch.int8 if self._grouping is not None and self._grouping.lowest < 0 else torch.uint8
+        return Grouped(codes.to(narrow), scales, None if zeros is None else -zeros * scales)
 
 
 def column_groups(name: str, parts: Mapping[str, Tensor], groups: int, group: int) -> Tensor | None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headlong.errors import CheckpointError
-from headlong.quant.format import Format, Part, Shape
+from headlong.quant.format import Format, Grouped, Grouping, Part, Shape
 from headlong.quant.ints import WORD_BITS, ints_label, unpack_fields
 from headlong.quant.parts import SCALE_BITS, Rows, RowWeight, by_group, check_finite, even_group, expect
 
@@ -22,6 +22,7 @@ WIDTHS = (2, 3, 4, 5, 6, 8)
 @dataclass(frozen=True)
 class MlxFormat(Format):
     name = "mlx"
+    whole_numbers = True
     reads: ClassVar[frozenset[str]] = frozenset({"weight", "scales", "biases"})
 
     width: int
@@ -83,6 +84,16 @@ class MlxWeight(RowWeight):
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.codes_OB, self.scales_OG, self.biases_OG)
+
+    def grouping(self) -> Grouping:
+        highest = (1 << self.width) - 1
+        factors = "float16" if self.scales_OG.dtype == torch.float16 else "float32"
+        return Grouping(self.group, 0, highest, has_offsets=True, factors=factors)
+
+    def grouped(self, first: int, last: int) -> Grouped:
+        rows = slice(first, last)
+        codes = unpack_fields(self.codes_OB[rows], self.width, self.in_features).to(torch.uint8)
+        return Grouped(codes, self.scales_OG[rows].float(), self.biases_OG[rows].float())
 
     def unpack(self, rows: Rows) -> Tensor:
         values_RD = unpack_fields(self.codes_OB[rows], self.width, self.in_features)

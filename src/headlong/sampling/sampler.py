@@ -1,8 +1,11 @@
 """Chooses tokens. Everything random comes from noise.py, keyed by position: choosing twice gives the same."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from headlong.ops.best.reference import best
 from headlong.params import SamplingParams
 from headlong.sampling import noise
 from headlong.sampling.entries import Entries
@@ -14,13 +17,17 @@ from headlong.types import TokenLogprobs
 class Sampler:
     """Reads a table, changes nothing."""
 
-    def __init__(self, table: SamplingTable) -> None:
+    def __init__(self, table: SamplingTable, best: Callable[[Tensor], Tensor] = best) -> None:
+        """`best`: the op that finds the best token of each row of logits."""
         self.table = table
+        self._best = best
 
     def choose(self, logits_LV: Tensor, entries: Entries) -> Tensor:
         """The target's token at each entry: argmax, of the logits or of logits plus that position's noise."""
+        if entries.plain:
+            return self._best(logits_LV)
         adjusted = adjust(logits_LV, entries, self.table)
-        tokens_L = adjusted.argmax(-1)
+        tokens_L = self._best(adjusted)
         sampled = entries.which(lambda p: not p.greedy)
         if sampled:
             index = torch.tensor(sampled, device=tokens_L.device)
@@ -32,7 +39,7 @@ class Sampler:
         """A draft's token at each entry, and q where a request's verification needs it. Coupled rows share
         the target's noise; `ratio` and `block` rows have their own."""
         tokens_L = self.choose(logits_LV, entries)
-        own = entries.which(needs_q)
+        own = [] if entries.plain else entries.which(needs_q)
         if not own:
             return tokens_L, None
         index = torch.tensor(own, device=tokens_L.device)

@@ -37,6 +37,8 @@ def verify(plan: Plan, draft: Draft | None, logits_LV: Tensor, sampler: Sampler)
     entries = _entries(plan, draft, sampler)
     tokens_L = sampler.choose(logits_LV, entries)
     firsts = plan.first_logits
+    if device.type == "cpu" and entries.plain and all(p.logprobs is None for p in entries.row_params):
+        return _agree(plan, draft, logits_LV, tokens_L, firsts)
     accepted_R = _matches(plan, draft, tokens_L, torch.tensor(firsts, device=device))
     found = _Found(tokens_L, accepted_R, _finite(logits_LV, tokens_L))
     if draft is not None and draft.q_RKV is not None:
@@ -66,6 +68,34 @@ def verify(plan: Plan, draft: Draft | None, logits_LV: Tensor, sampler: Sampler)
             for n, (count, row) in enumerate(zip(accepted, plan.rows, strict=True))
         ),
         logprobs=tuple(tuple(logprobs[i] for i in span if i in logprobs) for span in spans),
+        poisoned=tuple(poisoned),
+    )
+
+
+def _agree(
+    plan: Plan, draft: Draft | None, logits_LV: Tensor, tokens_L: Tensor, firsts: list[int]
+) -> Verdict:
+    """Greedy rows alone, on a CPU: a few comparisons, for which a tensor each would be too much."""
+    tokens = tokens_L.tolist()
+    drafts = [()] * len(plan.rows) if draft is None else draft.tokens_RK.tolist()
+    accepted, emitted, rejected = [], [], []
+    for row, first, drafted in zip(plan.rows, firsts, drafts, strict=True):
+        count = 0
+        while count < row.num_drafts and drafted[count] == tokens[first + count]:
+            count += 1
+        accepted.append(count)
+        emitted.append(tuple(tokens[first : first + count + 1]) if row.samples else ())
+        rejected.append(tuple(drafted[count : row.num_drafts]))
+    finite, poisoned = _finite(logits_LV, tokens_L), []
+    if not bool(finite.all()):
+        poisoned = [n for n, first in enumerate(firsts) if not finite[first : first + len(emitted[n])].all()]
+    return Verdict(
+        tokens_L=tokens_L,
+        accepted_R=torch.tensor(accepted),
+        accepted=tuple(accepted),
+        tokens=tuple(emitted),
+        rejected=tuple(rejected),
+        logprobs=((),) * len(plan.rows),
         poisoned=tuple(poisoned),
     )
 

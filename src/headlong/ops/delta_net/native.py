@@ -1,4 +1,4 @@
-"""The DeltaNet core as one native call per layer; float32 arithmetic whatever the activations are."""
+"""The DeltaNet core as one native call per layer, in float32."""
 
 import ctypes
 
@@ -8,11 +8,12 @@ from torch import Tensor
 from headlong.ops import native
 from headlong.ops.delta_net.reference import QK_EPS, DeltaNetWeights
 from headlong.ops.gated_delta.reference import DeltaState
+from headlong.ops.native_step import NativeStep
 from headlong.types import Rows
 
 
-class _DeltaNet(ctypes.Structure):
-    """Mirrors `DeltaNet` in csrc/native.c."""
+class DeltaNetStruct(ctypes.Structure):
+    """Mirrors `DeltaNet` in csrc/cores.h."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("key_heads", "value_heads", "key_dim", "value_dim")),
@@ -30,32 +31,29 @@ class NativeDeltaNet:
 
     def __init__(self, weights: DeltaNetWeights) -> None:
         self.weights = weights
-        self._bound: tuple[DeltaState, _DeltaNet] | None = None
+        self._bound: tuple[DeltaState, DeltaNetStruct] | None = None
 
     @staticmethod
-    def plan(rows: Rows, kernel: int, window: int, device: torch.device) -> Tensor:  # noqa: ARG004 - known here
-        return rows.table
+    def plan(rows: Rows, kernel: int, window: int, device: torch.device) -> NativeStep:  # noqa: ARG004 - known here
+        return NativeStep(rows)
 
-    def __call__(self, projected: Tensor, delta: DeltaState, windows_SWC: Tensor, plan: Tensor) -> Tensor:
-        w = self.weights
+    @property
+    def out_features(self) -> int:
+        return self.weights.num_value_heads * self.weights.value_dim
+
+    def __call__(self, projected: Tensor, delta: DeltaState, windows_SWC: Tensor, plan: NativeStep) -> Tensor:
         if self._bound is None or self._bound[0] is not delta:
-            self._bound = (delta, self._bind(delta, windows_SWC))
-        num_tokens = projected.shape[0]
-        out = projected.new_empty(num_tokens, w.num_value_heads * w.value_dim)
+            self._bound = (delta, self.bind(delta, windows_SWC))
+        out = projected.new_empty(projected.shape[0], self.out_features)
         native.kernel("headlong_delta_net")(
-            ctypes.addressof(self._bound[1]),
-            native.address(projected),
-            out.data_ptr(),
-            native.is_wide(projected),
-            plan.data_ptr(),
-            plan.shape[0],
-            num_tokens,
+            ctypes.addressof(self._bound[1]), native.address(projected), out.data_ptr(), plan.address()
         )
         return out
 
-    def _bind(self, delta: DeltaState, windows_SWC: Tensor) -> _DeltaNet:
+    def bind(self, delta: DeltaState, windows_SWC: Tensor) -> DeltaNetStruct:
+        """Weights and state as the kernel takes them; they must outlive it."""
         w = self.weights
-        return _DeltaNet(
+        return DeltaNetStruct(
             w.num_key_heads,
             w.num_value_heads,
             w.key_dim,
@@ -64,8 +62,8 @@ class NativeDeltaNet:
             windows_SWC.shape[1],
             delta.drafts_SKHX.shape[1],
             w.tiled,
-            *(t.data_ptr() for t in (w.conv_TC, w.rate, w.dt_bias, w.norm.weight)),
+            *(native.address(t) for t in (w.conv_TC, w.rate, w.dt_bias, w.norm.weight)),
             QK_EPS,
             float(w.norm.eps),
-            *(t.data_ptr() for t in (delta.committed_SHDE, delta.drafts_SKHX, windows_SWC)),
+            *(native.address(t) for t in (delta.committed_SHDE, delta.drafts_SKHX, windows_SWC)),
         )

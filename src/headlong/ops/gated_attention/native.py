@@ -1,18 +1,19 @@
-"""The attention core as one native call per layer; float32 arithmetic whatever activations and cache are."""
+"""The attention core as one native call per layer; float32 arithmetic whatever the cache is."""
 
 import ctypes
-from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from headlong.ops import native
 from headlong.ops.gated_attention.reference import GatedAttentionWeights
+from headlong.ops.native_step import NativeStep
 from headlong.ops.rope.reference import Angles
 from headlong.types import Rows
 
 
-class _Attention(ctypes.Structure):
-    """Mirrors `Attention` in csrc/native.c."""
+class AttentionStruct(ctypes.Structure):
+    """Mirrors `Attention` in csrc/cores.h."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "head_dim")),
@@ -26,13 +27,6 @@ class _Attention(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True)
-class NativePlan:
-    table: Tensor
-    pages_RP: Tensor
-    longest: int
-
-
 class NativeGatedAttention:
     """One layer's weights; its cache is bound at the first call."""
 
@@ -40,22 +34,25 @@ class NativeGatedAttention:
 
     def __init__(self, weights: GatedAttentionWeights) -> None:
         self.weights = weights
-        self._bound: tuple[Tensor, _Attention] | None = None
+        self._bound: tuple[Tensor, AttentionStruct] | None = None
 
     @staticmethod
-    def plan(rows: Rows, pages_RP: Tensor, page_size: int) -> NativePlan:  # noqa: ARG004 - known from the cache
-        longest = max(start + length for start, length in zip(rows.starts, rows.query_lens, strict=True))
-        return NativePlan(rows.table, pages_RP, longest)
+    def plan(rows: Rows, pages_RP: Tensor, page_size: int) -> NativeStep:  # noqa: ARG004 - known from the cache
+        return NativeStep(rows, pages_RP)
+
+    @property
+    def out_features(self) -> int:
+        return self.weights.num_heads * self.weights.head_dim
 
     def __call__(
-        self, projected: Tensor, keys: Tensor, values: Tensor, angles: Angles, plan: NativePlan
+        self, projected: Tensor, keys: Tensor, values: Tensor, angles: Angles, plan: NativeStep
     ) -> Tensor:
-        out = projected.new_empty(projected.shape[0], self.weights.num_heads * self.weights.head_dim)
+        out = projected.new_empty(projected.shape[0], self.out_features)
         self._run(projected, keys, values, angles, plan, out.data_ptr())
         return out
 
     def write(
-        self, projected: Tensor, keys: Tensor, values: Tensor, angles: Angles, plan: NativePlan
+        self, projected: Tensor, keys: Tensor, values: Tensor, angles: Angles, plan: NativeStep
     ) -> None:
         """The tokens' keys and values alone."""
         self._run(projected, keys, values, angles, plan, None)
@@ -66,39 +63,31 @@ class NativeGatedAttention:
         keys: Tensor,
         values: Tensor,
         angles: Angles,
-        plan: NativePlan,
+        plan: NativeStep,
         out: int | None,
     ) -> None:
         if self._bound is None or self._bound[0] is not keys:
-            self._bound = (keys, self._bind(keys, values, angles.rotary_dim // 2))
+            self._bound = (keys, self.bind(keys, values, angles.rotary_dim))
         native.kernel("headlong_attention")(
-            ctypes.addressof(self._bound[1]),
-            native.address(projected),
-            out,
-            native.is_wide(projected),
-            native.address(angles.cos),
-            native.address(angles.sin),
-            plan.table.data_ptr(),
-            plan.table.shape[0],
-            native.address(plan.pages_RP),
-            plan.pages_RP.shape[1],
-            plan.longest,
+            ctypes.addressof(self._bound[1]), native.address(projected), out, plan.address(angles)
         )
 
-    def _bind(self, keys: Tensor, values: Tensor, half: int) -> _Attention:
+    def bind(self, keys: Tensor, values: Tensor, rotary_dim: int) -> AttentionStruct:
+        """Weights and cache as the kernel takes them; they must outlive it."""
         w, norm = self.weights, self.weights.qk_norm
-        return _Attention(
+        assert keys.dtype in (torch.float32, torch.bfloat16) and keys.is_contiguous()
+        return AttentionStruct(
             w.num_heads,
             w.num_kv_heads,
             w.head_dim,
-            half,
+            rotary_dim // 2,
             keys.shape[2],
             keys.shape[3],
             w.gated,
-            None if norm is None else norm.weight.data_ptr(),
+            None if norm is None else native.address(norm.weight),
             0.0 if norm is None else float(norm.eps),
             w.query_scale,
             keys.data_ptr(),
             values.data_ptr(),
-            native.is_wide(keys),
+            keys.dtype == torch.float32,
         )

@@ -6,10 +6,13 @@ A family may stretch its wavelengths: each frequency is divided by a factor of i
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+
+TABLE, LARGEST_TABLE = 1 << 10, 1 << 15
+"""Positions that are looked up: at first, and at most."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class Rotary:
     inv_freq: Tensor
     swap_D: Tensor
     """Which element of the head each one is mixed with."""
+    tables: dict[torch.dtype, "Angles"] = field(default_factory=dict, compare=False, repr=False)
+    """Of the first positions, by dtype."""
 
     @classmethod
     def of(
@@ -76,6 +81,23 @@ class Angles:
 
 
 def angles(positions_N: Tensor, rotary: Rotary, dtype: torch.dtype) -> Angles:
+    """On a CPU from a table that grows: looking up is quicker than computing, and a position's bits are always the
+    same ones."""
+    last = int(positions_N.max()) if positions_N.device.type == "cpu" else LARGEST_TABLE
+    if last >= LARGEST_TABLE:
+        return _angles(positions_N, rotary, dtype)
+    table = rotary.tables.get(dtype)
+    known = 0 if table is None else len(table.cos)
+    if table is None or last >= known:
+        end = max(TABLE, 1 << last.bit_length())
+        more = _angles(torch.arange(known, end), rotary, dtype)
+        if table is not None:
+            more = replace(more, cos=torch.cat((table.cos, more.cos)), sin=torch.cat((table.sin, more.sin)))
+        table = rotary.tables[dtype] = more
+    return table.picked(positions_N)
+
+
+def _angles(positions_N: Tensor, rotary: Rotary, dtype: torch.dtype) -> Angles:
     phase = positions_N.to(torch.float32)[:, None, None] * rotary.inv_freq
     cos, sin = phase.cos().to(dtype), phase.sin().to(dtype)
     rest = cos.new_zeros(cos.shape[0], 1, rotary.swap_D.shape[0] - 2 * cos.shape[-1])

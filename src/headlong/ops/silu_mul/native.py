@@ -1,13 +1,16 @@
-"""The gate of an MLP as one native call; in and out in the matmuls' dtype."""
+"""The gate of an MLP as one native call."""
 
+import torch
 from torch import Tensor
 
 from headlong.ops import native
 
 
 def silu_mul(gate_up_NI: Tensor) -> Tensor:
-    rows, size = gate_up_NI.shape[0], gate_up_NI.shape[1] // 2
-    out = gate_up_NI.new_empty(rows, size)
-    kernel = native.kernel("headlong_silu_mul")
-    kernel(native.address(gate_up_NI), out.data_ptr(), native.is_wide(out), rows, size)
+    """silu(gate) · up, with gate and up side by side."""
+    rows, double = gate_up_NI.shape
+    out = gate_up_NI.new_empty(rows, double // 2)
+    native.kernel("headlong_silu_mul")(
+        native.address(gate_up_NI), out.data_ptr(), rows, double // 2, torch.get_num_threads()
+    )
     return out

@@ -1,0 +1,15 @@
+"""The best token of each row as one native call; of equal ones the first."""
+
+import torch
+from torch import Tensor
+
+from headlong.ops import native
+
+
+def best(logits_LV: Tensor) -> Tensor:
+    rows, size = logits_LV.shape
+    tokens_L = torch.empty(rows, dtype=torch.long)
+    native.kernel("headlong_best")(
+        native.address(logits_LV), rows, size, tokens_L.data_ptr(), torch.get_num_threads()
+    )
+    return tokens_L

@@ -1,0 +1,7 @@
+"""The best token of each row of logits; what is no number wins, so that the choice tells of it."""
+
+from torch import Tensor
+
+
+def best(logits_LV: Tensor) -> Tensor:
+    return logits_LV.argmax(-1)

@@ -1,0 +1,104 @@
+/* y = x Wᵀ: weights are read once for up to six rows of x.
+ *
+ * Every output is summed up in one order whatever else is computed beside it, so its bits depend on its own row of x
+ * and its own row of W alone, not on the number of rows or threads. Activations and sums are float; only where weights
+ * are bfloat16 and may meet bfloat16 are activations rounded to it.
+ */
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("no-associative-math")
+#pragma GCC diagnostic ignored "-Wpsabi" /* wide vectors never leave this file */
+#endif
+#include "matmul.h"
+
+#include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "threads.h"
+#include "workspace.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float Floats __attribute__((vector_size(64), aligned(4)));
+typedef int32_t Signed __attribute__((vector_size(64)));
+typedef uint32_t Unsigned __attribute__((vector_size(64)));
+typedef uint16_t Shorts __attribute__((vector_size(32)));
+typedef uint8_t Bytes __attribute__((vector_size(16)));
+typedef struct {
+    Floats first, second;
+} Pair;
+typedef struct {
+    Floats scale, offset;
+} Factors;
+
+enum {
+    MAX_ROWS = 6,    /* that are summed up at a time */
+    FEW_ROWS = 12,   /* for which weights are rather decoded twice than written down */
+    DEPTH = 512,     /* weights of an output that all rows meet before the next ones are read; even */
+    SHARED_ROWS = 8, /* fewer rows are rounded by one thread */
+};
+
+typedef struct {
+    const Matrix *w;
+    const float *x;
+    uint32_t *pairs; /* x as bfloat16, two together, where that is wanted */
+    float *y;
+    int64_t rows, stride;
+    int add;
+} Product;
+
+typedef struct {
+    Work blocks[NUM_TYPES], round_rows; /* null where bfloat16 is not multiplied */
+} Version;
+
+#define VERSION(name) name##_plain
+#include "matmul_kernels.h"
+#undef VERSION
+static const Version *version = &version_plain;
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
+#define VERSION(name) name##_bf16
+#include "matmul_kernels.h"
+#undef VERSION
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")
+#define VERSION(name) name##_avx512
+#include "matmul_kernels.h"
+#undef VERSION
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#define VERSION(name) name##_avx2
+#include "matmul_kernels.h"
+#undef VERSION
+#pragma GCC pop_options
+
+__attribute__((constructor)) static void choose(void) {
+    __builtin_cpu_init();
+    int wide = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512vl");
+    if (wide && __builtin_cpu_supports("avx512bf16"))
+        version = &version_bf16;
+    else if (wide)
+        version = &version_avx512;
+    else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        version = &version_avx2;
+}
+#endif
+
+void multiply(const Matrix *w, const float *x, int64_t rows, float *y, int64_t stride, int add, int threads) {
+    Product product = {w, x, 0, y, rows, stride, add};
+    if (w->type == BF16_ROUNDED && version->round_rows) {
+        product.pairs = (uint32_t *)workspace(PAIRS, (rows * w->size + 1) / 2);
+        share(version->round_rows, &product, rows, SHARED_ROWS, threads);
+    }
+    share(version->blocks[w->type], &product, (w->outs + WIDTH - 1) / WIDTH, 1, threads);
+}
+
+void headlong_matmul(const Matrix *w, const float *x, int64_t rows, float *y, int64_t stride, int threads) {
+    multiply(w, x, rows, y, stride, 0, threads);
+}

@@ -1,0 +1,249 @@
+/* One version of the product, for the instructions that are switched on where it is included; VERSION(name) tells the
+ * versions apart. Compilers take wide vectors apart before they clone functions, so cloning would not do. */
+
+/* Registers hold the sums of a few rows: those of 64 outputs with 32 wide registers, fewer with 16 half as wide. */
+#if defined(__AVX512F__)
+#define PANELS(rows) 4
+#else
+#define PANELS(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 2 : 1)
+#endif
+
+INLINE Floats VERSION(floats_at)(const void *at) {
+    Floats x;
+    memcpy(&x, at, sizeof x);
+    return x;
+}
+
+INLINE Floats VERSION(of_f16)(const uint8_t *at) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at));
+#else
+    Shorts h;
+    memcpy(&h, at, sizeof h);
+    Unsigned wide = __builtin_convertvector(h, Unsigned);
+    /* The exponent's bias made right, for small numbers too; what is loaded is finite. */
+    Floats size = (Floats)((wide & 0x7FFF) << 13) * 0x1p112f;
+    return (Floats)((Unsigned)size | (wide & 0x8000) << 16);
+#endif
+}
+
+/* By way of integers of the floats' width: compilers do the direct way one by one. */
+INLINE Floats VERSION(of_u8)(Bytes bytes) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32((__m128i)bytes));
+#else
+    return __builtin_convertvector(__builtin_convertvector(bytes, Signed), Floats);
+#endif
+}
+
+INLINE Floats VERSION(of_i8)(Bytes bytes) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)bytes));
+#else
+    /* As unsigned ones moved by 128: compilers have no short way for signed bytes. */
+    return VERSION(of_u8)(bytes ^ 0x80) - 128.0f;
+#endif
+}
+
+/* Scales or offsets of group `number`, for the 16 outputs of a block from `out` on. */
+INLINE Floats VERSION(factors_at)(const Matrix *w, const uint8_t *from, const uint8_t *wholes, int64_t block,
+                                  int64_t number, int64_t out) {
+    const int64_t groups = w->size / w->group, at = (block * groups + number) * WIDTH + out;
+    if (w->factors == FLOAT) return VERSION(floats_at)(from + 4 * at);
+    if (w->factors == HALF) return VERSION(of_f16)(from + 2 * at);
+    Bytes parts;
+    memcpy(&parts, from + at, sizeof parts);
+    return VERSION(of_f16)(wholes + 2 * ((block * (groups / w->span) + number / w->span) * WIDTH + out)) *
+           VERSION(of_i8)(parts);
+}
+
+INLINE Factors VERSION(group_at)(int type, const Matrix *w, int64_t block, int64_t number, int64_t out) {
+    Factors found = {{0}, {0}};
+    if (type < I8) return found;
+    found.scale = VERSION(factors_at)(w, w->scales, w->scale_wholes, block, number, out);
+    if (type == U4) found.offset = found.scale * -8.0f;
+    if (type == I8_OFFSET || type == U4_OFFSET)
+        found.offset = VERSION(factors_at)(w, w->offsets, w->offset_wholes, block, number, out);
+    return found;
+}
+
+/* Weights k and k + 1 of 16 outputs, whose first codes are at `codes`. */
+INLINE Pair VERSION(decode)(int type, const uint8_t *codes, int64_t k, Factors by) {
+    if (type == F32)
+        return (Pair){VERSION(floats_at)(codes + 4 * k * WIDTH), VERSION(floats_at)(codes + 4 * (k + 1) * WIDTH)};
+    if (type == F16) return (Pair){VERSION(of_f16)(codes + 2 * k * WIDTH), VERSION(of_f16)(codes + 2 * (k + 1) * WIDTH)};
+    if (type < I8) {
+        Unsigned two;
+        memcpy(&two, codes + 2 * k * WIDTH, sizeof two);
+        return (Pair){(Floats)(two << 16), (Floats)(two & 0xFFFF0000)};
+    }
+    Bytes first, second;
+    memcpy(&first, codes + (type >= U4 ? k / 2 : k) * WIDTH, sizeof first);
+    Pair codes_as_floats;
+    if (type >= U4) {
+        codes_as_floats = (Pair){VERSION(of_u8)(first & 15), VERSION(of_u8)(first >> 4)};
+    } else {
+        memcpy(&second, codes + (k + 1) * WIDTH, sizeof second);
+        codes_as_floats = (Pair){VERSION(of_i8)(first), VERSION(of_i8)(second)};
+    }
+    if (type == I8) return (Pair){codes_as_floats.first * by.scale, codes_as_floats.second * by.scale};
+    return (Pair){codes_as_floats.first * by.scale + by.offset, codes_as_floats.second * by.scale + by.offset};
+}
+
+/* `rows` rows of x against the 16 · `panels` outputs of a block from `out` on, by weights [first, last) of each; `codes`
+ * holds the block's weights from `origin` on. All but these limits is constant where it is called, so that sums stay in
+ * registers. A sum runs over k in order, in a lane of its own: its bits depend on nothing beside it. */
+INLINE void VERSION(tile)(int type, int rows, int panels, const Product *job, int64_t block, const uint8_t *codes,
+                          int64_t origin, int64_t out, int64_t first, int64_t last, int64_t m0, float *sums) {
+    const int64_t size = job->w->size, group = type < I8 ? size : job->w->group;
+    Floats sum[MAX_ROWS * 4];
+    Factors by[4];
+    codes += out * (type == BF16 || type == BF16_ROUNDED ? 4 : type == F32 ? 4 : type == F16 ? 2 : 1);
+    const int64_t apart = 16 * (type == F32 || type == BF16 || type == BF16_ROUNDED ? 4 : type == F16 ? 2 : 1);
+    for (int i = 0; i < rows * panels; i++) sum[i] = VERSION(floats_at)(sums + i / panels * WIDTH + i % panels * 16);
+    for (int64_t k = first; k < last;) {
+        const int64_t number = k / group, end = (number + 1) * group < last ? (number + 1) * group : last;
+        for (int p = 0; p < panels; p++) by[p] = VERSION(group_at)(type, job->w, block, number, out + 16 * p);
+        for (; k + 1 < end; k += 2)
+            for (int p = 0; p < panels; p++) {
+#if defined(__AVX512BF16__)
+                if (type == BF16_ROUNDED) {
+                    __m512bh two = (__m512bh)_mm512_loadu_ps(codes + p * apart + 2 * (k - origin) * WIDTH);
+                    for (int m = 0; m < rows; m++)
+                        sum[m * panels + p] = (Floats)_mm512_dpbf16_ps(
+                            (__m512)sum[m * panels + p], two,
+                            (__m512bh)_mm512_set1_epi32((int32_t)job->pairs[((m0 + m) * size + k) / 2]));
+                    continue;
+                }
+#endif
+                Pair weight = VERSION(decode)(type, codes + p * apart, k - origin, by[p]);
+                for (int m = 0; m < rows; m++) {
+                    const float *x = job->x + (m0 + m) * size + k;
+                    sum[m * panels + p] += x[0] * weight.first;
+                    sum[m * panels + p] += x[1] * weight.second;
+                }
+            }
+        if (k < end) { /* an odd one at the end, of floats alone */
+            for (int p = 0; p < panels && (type == F32 || type == F16); p++) {
+                const uint8_t *at = codes + p * apart + (type == F32 ? 4 : 2) * (k - origin) * WIDTH;
+                Floats weight = type == F32 ? VERSION(floats_at)(at) : VERSION(of_f16)(at);
+                for (int m = 0; m < rows; m++) sum[m * panels + p] += job->x[(m0 + m) * size + k] * weight;
+            }
+            k++;
+        }
+    }
+    for (int i = 0; i < rows * panels; i++) memcpy(sums + i / panels * WIDTH + i % panels * 16, &sum[i], sizeof sum[i]);
+}
+
+/* Up to MAX_ROWS rows from `m0` on. */
+INLINE void VERSION(some_rows)(int type, int64_t rows, const Product *job, int64_t block, const uint8_t *codes,
+                               int64_t origin, int64_t first, int64_t last, int64_t m0, float *sums) {
+    switch (rows) {
+#define ROWS(R)                                                                                                   \
+    case R:                                                                                                       \
+        for (int64_t out = 0; out < WIDTH; out += 16 * PANELS(R))                                                 \
+            VERSION(tile)(type, R, PANELS(R), job, block, codes, origin, out, first, last, m0, sums + out);       \
+        break;
+        ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6)
+#undef ROWS
+    }
+}
+
+/* Weights [first, last) of a block as floats. */
+INLINE void VERSION(unpack)(int type, const Matrix *w, int64_t block, const uint8_t *codes, int64_t first, int64_t last,
+                            float *to) {
+    const int64_t group = type < I8 ? w->size : w->group, apart = 16 * (type < I8 ? type == F16 ? 2 : 4 : 1);
+    for (int64_t k = first; k < last;) {
+        const int64_t number = k / group, end = (number + 1) * group < last ? (number + 1) * group : last;
+        Factors by[4];
+        for (int p = 0; p < 4; p++) by[p] = VERSION(group_at)(type, w, block, number, 16 * p);
+        for (; k < end; k += 2)
+            for (int p = 0; p < 4; p++) {
+                Pair weight = VERSION(decode)(type, codes + p * apart, k, by[p]);
+                memcpy(to + (k - first) * WIDTH + 16 * p, &weight.first, sizeof weight.first);
+                memcpy(to + (k + 1 - first) * WIDTH + 16 * p, &weight.second, sizeof weight.second);
+            }
+    }
+}
+
+/* What was summed up for a block goes where it belongs. */
+INLINE void VERSION(give)(const Product *job, int64_t block, const float *sums) {
+    const int64_t first = block * WIDTH, count = job->w->outs - first < WIDTH ? job->w->outs - first : WIDTH;
+    const float *bias = job->w->bias;
+    for (int64_t m = 0; m < job->rows; m++) {
+        float *y = job->y + m * job->stride + first;
+        for (int64_t n = 0; n < count; n++) {
+            float found = bias ? sums[m * WIDTH + n] + bias[first + n] : sums[m * WIDTH + n];
+            y[n] = job->add ? y[n] + found : found;
+        }
+    }
+}
+
+/* Rows in parts of much the same size, a part of the weights at a time. What is dear to decode is decoded once for many
+ * rows; to the same floats, so that bits do not tell. */
+INLINE void VERSION(blocks)(int type, const Product *job, int64_t begin, int64_t end) {
+    const int64_t size = job->w->size, parts = (job->rows + MAX_ROWS - 1) / MAX_ROWS;
+    const int plain = type == F32 || (type == BF16_ROUNDED && job->pairs);
+    const int unpacked = !plain && job->rows > FEW_ROWS && size % 2 == 0;
+    const int64_t bytes = type == F32 ? 4 * size : type < I8 ? 2 * size : type < U4 ? size : size / 2;
+    float *sums = workspace(SUMS, job->rows * WIDTH), *values = unpacked ? workspace(VALUES, DEPTH * WIDTH) : 0;
+    for (int64_t block = begin; block < end; block++) {
+        const uint8_t *codes = job->w->codes + block * bytes * WIDTH;
+        memset(sums, 0, job->rows * WIDTH * sizeof(float));
+        for (int64_t first = 0; first < size; first += DEPTH) {
+            const int64_t last = first + DEPTH < size ? first + DEPTH : size;
+            if (unpacked) VERSION(unpack)(type, job->w, block, codes, first, last, values);
+            for (int64_t i = 0; i < parts; i++) {
+                const int64_t m = job->rows * i / parts, count = job->rows * (i + 1) / parts - m;
+                const uint8_t *floats = (const uint8_t *)values;
+                if (unpacked)
+                    VERSION(some_rows)(F32, count, job, block, floats, first, first, last, m, sums + m * WIDTH);
+                else
+                    VERSION(some_rows)(type, count, job, block, codes, 0, first, last, m, sums + m * WIDTH);
+            }
+        }
+        VERSION(give)(job, block, sums);
+    }
+}
+
+#define OF_TYPE(TYPE)                                                                   \
+    static void VERSION(blocks_##TYPE)(const void *given, int64_t begin, int64_t end) { \
+        VERSION(blocks)(TYPE, given, begin, end);                                       \
+    }
+OF_TYPE(F32) OF_TYPE(F16) OF_TYPE(BF16) OF_TYPE(I8) OF_TYPE(I8_OFFSET) OF_TYPE(U4) OF_TYPE(U4_OFFSET)
+#if defined(__AVX512BF16__)
+OF_TYPE(BF16_ROUNDED)
+#define ROUNDED BF16_ROUNDED
+
+/* Rows of x as pairs of bfloat16. */
+static void VERSION(round_rows)(const void *given, int64_t first, int64_t last) {
+    const Product *job = given;
+    uint16_t *to = (uint16_t *)job->pairs;
+    for (int64_t i = first * job->w->size; i < last * job->w->size; i++) {
+        uint32_t bits;
+        memcpy(&bits, &job->x[i], 4);
+        uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+        to[i] = (uint16_t)((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : rounded);
+    }
+}
+#else
+#define ROUNDED BF16
+#endif
+#undef OF_TYPE
+
+#define BLOCKS(TYPE) BLOCKS_OF(TYPE)
+#define BLOCKS_OF(TYPE) VERSION(blocks_##TYPE)
+static const Version VERSION(version) = {
+    {VERSION(blocks_F32), VERSION(blocks_F16), VERSION(blocks_BF16), BLOCKS(ROUNDED), VERSION(blocks_I8),
+     VERSION(blocks_I8_OFFSET), VERSION(blocks_U4), VERSION(blocks_U4_OFFSET)},
+#if defined(__AVX512BF16__)
+    VERSION(round_rows),
+#else
+    0,
+#endif
+};
+
+#undef PANELS
+#undef ROUNDED
+#undef BLOCKS
+#undef BLOCKS_OF

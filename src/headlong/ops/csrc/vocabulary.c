@@ -1,0 +1,88 @@
+/* Both ends of a model: tokens to rows of the embedding, which may be laid out as a product's weight, and logits to the
+ * best token. */
+#include "arithmetic.h"
+#include "matmul.h"
+#include "threads.h"
+
+INLINE float from_f16(uint16_t h) {
+    uint32_t rest = (uint32_t)(h & 0x7FFF) << 13, bits;
+    float x;
+    memcpy(&x, &rest, 4);
+    x *= 0x1p112f; /* the exponent's bias made right, for small numbers too; what is loaded is finite */
+    memcpy(&bits, &x, 4);
+    bits |= (uint32_t)(h & 0x8000) << 16;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+static float factor(const Matrix *w, const uint8_t *from, const uint8_t *wholes, int64_t block, int64_t number,
+                    int64_t lane) {
+    const int64_t groups = w->size / w->group, at = (block * groups + number) * WIDTH + lane;
+    if (w->factors == FLOAT) return ((const float *)from)[at];
+    if (w->factors == HALF) return from_f16(((const uint16_t *)from)[at]);
+    const int64_t whole = (block * (groups / w->span) + number / w->span) * WIDTH + lane;
+    return from_f16(((const uint16_t *)wholes)[whole]) * (float)((const int8_t *)from)[at];
+}
+
+static float code_at(const Matrix *w, int64_t block, int64_t lane, int64_t k) {
+    if (w->type < U4) return (float)((const int8_t *)w->codes)[(block * w->size + k) * WIDTH + lane];
+    const uint8_t two = w->codes[(block * (w->size / 2) + k / 2) * WIDTH + lane];
+    return (float)(k % 2 ? two >> 4 : two & 15);
+}
+
+/* Row `token` of the weight: what is multiplied for output `token`. */
+static void weight_row(const Matrix *w, int64_t token, float *out) {
+    const int64_t block = token / WIDTH, lane = token % WIDTH, single = block * w->size * WIDTH + lane;
+    const uint16_t *halves = (const uint16_t *)w->codes;
+    for (int64_t k = 0; k < w->size; k++) switch (w->type) {
+        case F32: out[k] = ((const float *)w->codes)[single + k * WIDTH]; break;
+        case F16: out[k] = from_f16(halves[single + k * WIDTH]); break;
+        case BF16:
+        case BF16_ROUNDED: out[k] = from_bf16(halves[2 * ((block * (w->size / 2) + k / 2) * WIDTH + lane) + k % 2]); break;
+        default: {
+            const float scale = factor(w, w->scales, w->scale_wholes, block, k / w->group, lane);
+            out[k] = code_at(w, block, lane, k) * scale;
+            if (w->type == U4) out[k] -= 8.0f * scale;
+            if (w->offsets) out[k] += factor(w, w->offsets, w->offset_wholes, block, k / w->group, lane);
+        }
+        }
+}
+
+void headlong_embed(const Matrix *w, const int64_t *tokens, int64_t count, float *out) {
+    for (int64_t i = 0; i < count; i++) weight_row(w, tokens[i], out + i * w->size);
+}
+
+typedef struct {
+    const float *logits;
+    int64_t size, *tokens;
+} Lines;
+
+/* The first of the largest; what is no number is larger than all. */
+VECTORISED static void best_of_lines(const void *given, int64_t first, int64_t last) {
+    const Lines *l = given;
+    enum { STEP = 64 };
+    for (int64_t row = first; row < last; row++) {
+        const float *x = l->logits + row * l->size;
+        float top = -INFINITY;
+        int32_t strange = 0;
+        for (int64_t i = 0; i < l->size; i++) {
+            top = x[i] > top ? x[i] : top;
+            strange |= x[i] != x[i];
+        }
+        int64_t found = 0;
+        for (int64_t i = 0; i < l->size; i += STEP) {
+            const int64_t end = i + STEP < l->size ? i + STEP : l->size;
+            int32_t here = 0;
+            for (int64_t j = i; j < end; j++) here |= strange ? x[j] != x[j] : x[j] == top;
+            if (!here) continue;
+            for (found = i; strange ? x[found] == x[found] : x[found] != top;) found++;
+            break;
+        }
+        l->tokens[row] = found;
+    }
+}
+
+void headlong_best(const float *logits, int64_t rows, int64_t size, int64_t *tokens, int threads) {
+    Lines lines = {logits, size, tokens};
+    share(best_of_lines, &lines, rows, 4, threads);
+}

@@ -1,0 +1,25 @@
+"""Rows of a weight laid out for the native product: an embedding that may serve as the lm_head too, held once."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from headlong.ops import native
+from headlong.ops.linear.native import NativeLinear
+
+
+class NativeEmbedding:
+    def __init__(self, linear: NativeLinear) -> None:
+        (self._panels,) = linear.panels
+        self.linear = linear
+        self.num_tokens = linear.out_features
+
+    def __call__(self, tokens_N: Tensor) -> Tensor:
+        tokens_N = tokens_N.contiguous()
+        assert tokens_N.dtype == torch.long
+        out = torch.empty(len(tokens_N), self.linear.in_features)
+        native.kernel("headlong_embed")(
+            ctypes.addressof(self._panels.struct), tokens_N.data_ptr(), len(tokens_N), out.data_ptr()
+        )
+        return out

@@ -1,0 +1,226 @@
+"""y = x Wᵀ by the native product: weights stay as narrow as they are stored, laid out 64 outputs side by side.
+
+Serves float32, bfloat16 and float16, and whatever is whole numbers with a scale by group: int8 and int4 of all makers,
+and the block types of GGUF files. Several weights over one input, whose outputs may be reordered, become one linear.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from headlong.ops import native
+from headlong.quant.format import Weight
+from headlong.quant.plain import PlainWeight
+
+WIDTH = 64
+"""Outputs side by side."""
+F32, F16, BF16, BF16_ROUNDED, I8, I8_OFFSET, U4, U4_OFFSET = range(8)
+FLOAT, HALF, PARTS = range(3)
+"""In the order of csrc/matmul.h."""
+_FACTORS = {"float32": FLOAT, "float16": HALF, "parts": PARTS}
+_FACTOR_DTYPES = {FLOAT: torch.float32, HALF: torch.float16, PARTS: torch.int8}
+FLOATS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
+_STORED_AS = {
+    F32: torch.float32,
+    F16: torch.float16,
+    BF16: torch.bfloat16,
+    BF16_ROUNDED: torch.bfloat16,
+    I8: torch.int8,
+    I8_OFFSET: torch.int8,
+    U4: torch.uint8,
+    U4_OFFSET: torch.uint8,
+}
+_NUM_FACTORS = {I8: 1, I8_OFFSET: 2, U4: 1, U4_OFFSET: 2}
+"""Scales, and offsets where there are any."""
+ROWS_AT_A_TIME = 128
+
+
+class MatrixStruct(ctypes.Structure):
+    """Mirrors `Matrix` in csrc/matmul.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("type", "size", "outs", "group", "factors", "span")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("codes", "scales", "offsets", "scale_wholes", "offset_wholes", "bias")
+        ),
+    )
+
+
+class Kind(NamedTuple):
+    """What decides how outputs lie in memory: those of one kind may lie side by side."""
+
+    type: int
+    group: int
+    factors: int = FLOAT
+    """What scales and offsets are."""
+    span: int = 1
+    """Groups that share what parts are multiplied with."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A matrix that can be laid out, `ROWS_AT_A_TIME` rows at a time, so that little of it is held twice."""
+
+    weight: Weight
+    kind: Kind
+
+    @classmethod
+    def of(cls, weight: Weight, *, rounding: bool = False) -> "Source | None":
+        """None if it is nothing the kernel knows, which takes codes and bfloat16 two at a time. `rounding`: activations
+        that meet bfloat16 may be rounded to it."""
+        if isinstance(weight, PlainWeight):
+            weight = weight.weight_OD
+        if isinstance(weight, Tensor):
+            kind = FLOATS.get(weight.dtype)
+            if kind is None or (kind == BF16 and weight.shape[1] % 2):
+                return None
+            return cls(weight, Kind(BF16_ROUNDED if kind == BF16 and rounding else kind, weight.shape[1]))
+        grouping = weight.grouping()
+        if grouping is None or grouping.group % 2:
+            return None
+        lowest, highest, offsets = grouping.lowest, grouping.highest, grouping.has_offsets
+        rest = (grouping.group, _FACTORS[grouping.factors], grouping.span)
+        if lowest >= -8 and highest <= 7 and not offsets:
+            return cls(weight, Kind(U4, *rest))
+        if lowest >= 0 and highest <= 15 and (offsets or grouping.factors == "float32"):
+            return cls(weight, Kind(U4_OFFSET, *rest))
+        if highest > 127 and grouping.factors != "float32":
+            return None
+        return cls(weight, Kind(I8_OFFSET if offsets or highest > 127 else I8, *rest))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        if isinstance(self.weight, Tensor):
+            return self.weight.shape[0], self.weight.shape[1]
+        return self.weight.out_features, self.weight.in_features
+
+    def rows(self, first: int, last: int) -> list[Tensor]:
+        """What is to be laid out of these rows: floats; or codes, scales and, where the kind has them, offsets."""
+        if isinstance(self.weight, Tensor):
+            return [self.weight[first:last]]
+        codes, scales, offsets, *wholes = self.weight.grouped(first, last)
+        grouping = self.weight.grouping()
+        assert grouping is not None
+        if self.kind.type == U4:
+            codes = (codes + 8).view(torch.uint8)
+        if self.kind.type == U4_OFFSET and offsets is None:
+            offsets = torch.zeros_like(scales)
+        if self.kind.type in (U4, U4_OFFSET):
+            codes = codes[:, 0::2] | codes[:, 1::2] << 4
+        elif grouping.highest > 127:
+            codes, moved = (codes ^ 128).view(torch.int8), 128.0 * scales
+            offsets = moved if offsets is None else offsets + moved
+        dtype = _FACTOR_DTYPES[self.kind.factors]
+        factors = [part.to(dtype) for part in (scales, offsets) if part is not None]
+        return [codes, *factors, *(whole.half() for whole in wholes if whole is not None)]
+
+
+class Panels:
+    """Consecutive outputs of one kind as the kernel reads them, from `column` of a line of outputs on."""
+
+    def __init__(self, kind: Kind, size: int, out_features: int, column: int, bias: Tensor | None) -> None:
+        self.column = column
+        self.bias = bias
+        blocks, groups, count = -(-out_features // WIDTH), size // kind.group, _NUM_FACTORS.get(kind.type, 0)
+        lengths = [size // 2 if kind.type in (U4, U4_OFFSET) else size] + count * [groups]
+        dtypes = [_STORED_AS[kind.type]] + count * [_FACTOR_DTYPES[kind.factors]]
+        if kind.factors == PARTS:
+            lengths += count * [groups // kind.span]
+            dtypes += count * [torch.float16]
+        self._in_pairs = kind.type in (BF16, BF16_ROUNDED)
+        # Lanes past the last output are multiplied too, and must be numbers.
+        make = torch.empty if out_features % WIDTH == 0 else torch.zeros
+        self.tensors = [make(blocks, n, WIDTH, dtype=d) for n, d in zip(lengths, dtypes, strict=True)]
+        codes, *rest = (tensor.data_ptr() for tensor in self.tensors)
+        factors, wholes = rest[:count] + [None] * (2 - count), rest[count:]
+        wholes += [None] * (2 - len(wholes))
+        where = None if bias is None else native.address(bias)
+        self.struct = MatrixStruct(
+            kind.type,
+            size,
+            out_features,
+            kind.group,
+            kind.factors,
+            kind.span,
+            codes,
+            *factors,
+            *wholes,
+            where,
+        )
+
+    def put(self, parts: list[Tensor], outs: Tensor) -> None:
+        """Rows of a source become the outputs `outs`, counted from the first of these."""
+        lay_out, threads = native.kernel("headlong_lay_out"), torch.get_num_threads()
+        for number, (part, tensor) in enumerate(zip(parts, self.tensors, strict=True)):
+            part = part.contiguous()
+            together = 2 if self._in_pairs and number == 0 else 1
+            unit = part.element_size() * together
+            lay_out(
+                part.data_ptr(),
+                outs.data_ptr(),
+                len(part),
+                part.shape[1] // together,
+                unit,
+                tensor.data_ptr(),
+                threads,
+            )
+
+
+class NativeLinear:
+    name = "native"
+
+    def __init__(
+        self, sources: Sequence[Source], order: Tensor | None = None, bias: Tensor | None = None
+    ) -> None:
+        """Output i is row `order[i]` of the sources one below the other, plus `bias[i]`."""
+        self.in_features = sources[0].shape[1]
+        self.out_features = sum(source.shape[0] for source in sources)
+        self.panels = _panels(sources, order, bias)
+
+    def __call__(self, x_ND: Tensor) -> Tensor:
+        x = x_ND.to(torch.float32).contiguous()
+        out = x.new_empty(x.shape[0], self.out_features)
+        multiply, threads = native.kernel("headlong_matmul"), torch.get_num_threads()
+        for panels in self.panels:
+            place = out.data_ptr() + panels.column * out.element_size()
+            multiply(ctypes.addressof(panels.struct), x.data_ptr(), len(x), place, self.out_features, threads)
+        return out
+
+
+def _panels(sources: Sequence[Source], order: Tensor | None, bias: Tensor | None) -> list[Panels]:
+    """As many outputs together as follow one another and are of one kind."""
+    kinds = sorted({source.kind for source in sources})
+    kind_O = torch.cat([torch.full((source.shape[0],), kinds.index(source.kind)) for source in sources])
+    place_O = torch.arange(len(kind_O))
+    if order is not None:
+        place_O = torch.empty_like(order).scatter_(0, order, place_O)
+        kind_O = kind_O[order]
+    panels, first = [], 0
+    numbers, counts = torch.unique_consecutive(kind_O, return_counts=True)
+    for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+        own = None if bias is None else bias[first : first + count].contiguous()
+        panels.append(Panels(kinds[number], sources[0].shape[1], count, first, own))
+        first += count
+    before = 0
+    for source in sources:
+        for begin in range(0, source.shape[0], ROWS_AT_A_TIME):
+            end = min(begin + ROWS_AT_A_TIME, source.shape[0])
+            _put(source.rows(begin, end), place_O[before + begin : before + end], panels)
+        before += source.shape[0]
+    return panels
+
+
+def _put(parts: list[Tensor], place_R: Tensor, panels: list[Panels]) -> None:
+    """Rows into those panels that their places lie in; where there are several, some of them into each."""
+    for own in panels:
+        outs = place_R - own.column
+        inside = (outs >= 0) & (outs < own.struct.outs)
+        if bool(inside.all()):
+            own.put(parts, outs)
+        elif bool(inside.any()):
+            own.put([part[inside] for part in parts], outs[inside])
