@@ -17,7 +17,13 @@ PREFIX = "HEADLONG_"
 
 def native_ops_wanted() -> bool:
     """HEADLONG_NATIVE: 1 (default) uses the compiled CPU kernels where they were built, 0 never does."""
-    return _flag("HEADLONG_NATIVE", default=True)
+    return _native() != "0"
+
+
+def native_library() -> Path | None:
+    """HEADLONG_NATIVE may also be the path of a library that was built otherwise, in place of the installed one."""
+    value = _native()
+    return None if value in ("0", "1") else Path(value).resolve()
 
 
 def config_file() -> str | None:
@@ -89,8 +95,10 @@ def _cores(words: list[str]) -> list[int]:
     return [max(1, -(-quota // period))] if period else []
 
 
-def _flag(name: str, *, default: bool) -> bool:
-    value = os.environ.get(name, "1" if default else "0")
-    if value not in ("0", "1"):
-        raise ConfigError(f"environment variable {name} must be 0 or 1, not {value!r}")
-    return value == "1"
+def _native() -> str:
+    value = os.environ.get("HEADLONG_NATIVE", "1")
+    if value not in ("0", "1") and not Path(value).is_file():
+        raise ConfigError(
+            f"environment variable HEADLONG_NATIVE must be 0, 1 or a library's file, not {value!r}"
+        )
+    return value

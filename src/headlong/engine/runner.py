@@ -9,7 +9,7 @@ from headlong.ops.rope.reference import angles
 from headlong.state.pages import page_table
 from headlong.state.specs import DeltaNetSpec
 from headlong.state.state import State
-from headlong.types import Batch, Draft, Plan, Rows
+from headlong.types import Batch, Draft, Plan, RowPlan, Rows
 
 
 class Runner:
@@ -25,7 +25,7 @@ class Runner:
     def batch(self, plan: Plan, draft: Draft | None) -> Batch:
         """Host-known tokens and positions travel once; last tokens and drafts are already on the device."""
         tokens, following, positions, logits_index = [], [], [], []
-        decode_at, decode_slots, draft_at, draft_rows, draft_cols = [], [], [], [], []
+        decoding: list[tuple[int, int, RowPlan]] = []
         for number, row in enumerate(plan.rows):
             first = len(tokens)
             if row.known_tokens:
@@ -35,20 +35,11 @@ class Runner:
             else:
                 tokens.extend([0] * row.query_len)
                 following.extend([0] * row.query_len)
-                decode_at.append(first)
-                decode_slots.append(row.slot)
-                draft_at.extend(range(first + 1, first + 1 + row.num_drafts))
-                draft_rows.extend([number] * row.num_drafts)
-                draft_cols.extend(range(row.num_drafts))
+                decoding.append((number, first, row))
             positions.extend(range(row.start, row.start + row.query_len))
             logits_index.extend(range(first + row.query_len - row.num_logits, first + row.query_len))
-        tokens_N = self._tensor(tokens)
-        if decode_at:
-            tokens_N[self._tensor(decode_at)] = self.state.last_token_S[self._tensor(decode_slots)]
-        if draft_at:
-            assert draft is not None
-            drafted = draft.tokens_RK[self._tensor(draft_rows), self._tensor(draft_cols)]
-            tokens_N[self._tensor(draft_at)] = drafted
+        fill = self._filled_here if self.device.type == "cpu" else self._filled_there
+        tokens_N = fill(tokens, decoding, draft) if decoding else self._tensor(tokens)
         return Batch(
             tokens_N=tokens_N,
             next_tokens_N=self._tensor(following),
@@ -71,7 +62,7 @@ class Runner:
         if self.conv_kernel is None:
             return Context(rotation, attention)
         window = self.conv_kernel - 1 + self.state.max_drafts
-        delta_net = ops.plan_delta_net(batch.rows, self.conv_kernel, window, self.device)
+        delta_net = ops.plan_delta_net(batch.rows, self.conv_kernel, window, attention)
         return Context(rotation, attention, delta_net)
 
     def forward(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
@@ -81,5 +72,35 @@ class Runner:
             return hidden_ND, hidden_ND.new_empty(0, self.model.config.vocab_size)
         return hidden_ND, self.model.logits(hidden_ND[batch.logits_index_L])
 
-    def _tensor(self, values: list[int]) -> Tensor:
+    def _filled_here(
+        self, tokens: list[int], decoding: list[tuple[int, int, RowPlan]], draft: Draft | None
+    ) -> Tensor:
+        """Decoding rows' tokens put in place, where the device is the host: one tensor for all."""
+        last = self.state.last_token_S.tolist()
+        drafts = [] if draft is None else draft.tokens_RK.tolist()
+        for number, first, row in decoding:
+            tokens[first] = last[row.slot]
+            if row.num_drafts:
+                tokens[first + 1 : first + 1 + row.num_drafts] = drafts[number][: row.num_drafts]
+        return self._tensor(tokens)
+
+    def _filled_there(
+        self, tokens: list[int], decoding: list[tuple[int, int, RowPlan]], draft: Draft | None
+    ) -> Tensor:
+        """The same without reading anything back."""
+        tokens_N = self._tensor(tokens)
+        slots = [row.slot for _, _, row in decoding]
+        tokens_N[self._tensor([first for _, first, _ in decoding])] = self.state.last_token_S[
+            self._tensor(slots)
+        ]
+        places = [
+            (first + 1 + k, number, k) for number, first, row in decoding for k in range(row.num_drafts)
+        ]
+        if places:
+            assert draft is not None
+            at_M, row_M, depth_M = self._tensor(places).T
+            tokens_N[at_M] = draft.tokens_RK[row_M, depth_M]
+        return tokens_N
+
+    def _tensor(self, values: list[int] | list[tuple[int, int, int]]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=self.device)

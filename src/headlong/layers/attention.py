@@ -87,6 +87,8 @@ class Attention:
         if not isinstance(self.project, NativeLinear):
             return False
         assert isinstance(self.attend, NativeGatedAttention)
-        program.matmul(self.project, FIRST, SECOND)
+        c, size = self.config, self.project.out_features
+        keys, kept = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        program.matmul(self.project, FIRST, SECOND, only=[(keys, keys + kept), (size - kept, size)])
         program.attention(self.attend, name, SECOND, NOWHERE)
         return True

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headlong.env import native_ops_wanted
+from headlong.env import native_library, native_ops_wanted
 
 log = logging.getLogger(__name__)
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
@@ -35,7 +35,8 @@ def library() -> ctypes.CDLL | None:
     if not native_ops_wanted():
         log.info("native CPU kernels: turned off by HEADLONG_NATIVE=0; the reference ops serve")
         return None
-    built = sorted(Path(__file__).parent.glob("_native*.so"))
+    chosen = native_library()
+    built = [chosen] if chosen is not None else sorted(Path(__file__).parent.glob("_native*.so"))
     if not built:
         log.info("native CPU kernels: not built (no C compiler at install); the reference ops serve, slower")
         return None

@@ -1,6 +1,7 @@
 """What a step's native kernels share: which rows it feeds, where their pages are, and on how many threads."""
 
 import ctypes
+from operator import add
 
 import torch
 from torch import Tensor
@@ -26,24 +27,27 @@ class _Step(ctypes.Structure):
 class NativeStep:
     """Made once for all layers; keeps what the structure points at."""
 
-    def __init__(self, rows: Rows, pages_RP: Tensor | None = None) -> None:
-        """`pages_RP` may be left out where nobody attends."""
-        table, width = rows.table, 0
-        longest = max(start + length for start, length in zip(rows.starts, rows.query_lens, strict=True))
+    def __init__(self, table_R5: Tensor, longest: int, pages_RP: Tensor | None = None) -> None:
+        """A line of the table for each row, as `Rows.table` has them; `longest` is the most tokens any row attends to.
+        `pages_RP` may be left out where nobody attends."""
         if pages_RP is not None:
             assert pages_RP.dtype == torch.long and pages_RP.is_contiguous()
-            width = pages_RP.shape[1]
-        self._kept = (table, pages_RP)
+        self._kept = (table_R5, pages_RP)
         self._step = _Step(
-            table.data_ptr(),
+            table_R5.data_ptr(),
             None if pages_RP is None else pages_RP.data_ptr(),
-            len(rows.starts),
-            width,
+            table_R5.shape[0],
+            0 if pages_RP is None else pages_RP.shape[1],
             longest,
             None,
             None,
             torch.get_num_threads(),
         )
+
+    @classmethod
+    def of(cls, rows: Rows, pages_RP: Tensor | None = None) -> "NativeStep":
+        longest = max(map(add, rows.starts, rows.query_lens))
+        return cls(rows.table, longest, pages_RP)
 
     def address(self, angles: Angles | None = None) -> int:
         """Of the structure, with these rotations."""

@@ -5,7 +5,7 @@ take turns, and what the caller brings and gets. Knows native ops and state; no 
 """
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -57,13 +57,25 @@ class Program:
         weight = native.address(norm.weight)
         self._add(NORM, source, to, size, stride or size, column=column, what=weight, eps=norm.eps)
 
-    def matmul(self, linear: NativeLinear, source: int, to: int, *, add: bool = False) -> None:
-        """`add`: to what is in the buffer."""
+    def matmul(
+        self,
+        linear: NativeLinear,
+        source: int,
+        to: int,
+        *,
+        add: bool = False,
+        only: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """`add`: to what is in the buffer. `only`: the outputs [first, last) that are wanted."""
         self._kept.append(linear)
         for panels in linear.panels:
-            what = ctypes.addressof(panels.struct)
-            size = panels.struct.outs
-            self._add(MATMUL, source, to, size, linear.out_features, column=panels.column, add=add, what=what)
+            for first, last in only or [(0, linear.out_features)]:
+                struct, column = panels.part(first, last)
+                if struct.outs:
+                    self._kept.append(struct)
+                    what = ctypes.addressof(struct)
+                    size, stride = struct.outs, linear.out_features
+                    self._add(MATMUL, source, to, size, stride, column=column, add=add, what=what)
 
     def silu_mul(self, source: int, to: int, size: int) -> None:
         self._add(SILU_MUL, source, to, size, size)

@@ -144,9 +144,9 @@ class Ops:
     def silu_mul(self) -> Callable[[Tensor], Tensor]:
         return native_silu_mul.silu_mul if self.native else reference_silu_mul.silu_mul
 
-    def plan_delta_net(self, rows: Rows, kernel: int, window: int, device: torch.device) -> Any:
-        """What a step's DeltaNet layers share."""
-        return self._delta_net.plan(rows, kernel, window, device)
+    def plan_delta_net(self, rows: Rows, kernel: int, window: int, attention: Any) -> Any:
+        """What a step's DeltaNet layers share; `attention` is the plan of its attention layers."""
+        return attention if self.native else self._delta_net.plan(rows, kernel, window, self.device)
 
     def plan_attention(self, rows: Rows, pages_RP: Tensor, page_size: int) -> Any:
         """What a step's attention layers share."""

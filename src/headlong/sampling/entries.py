@@ -37,14 +37,6 @@ class Entries:
         self._drafts_RK = drafts_RK
         self._table = table
 
-    @cached_property
-    def plain(self) -> bool:
-        """Whether the best token of the logits as they are is wanted everywhere."""
-        constraints = self._table.constraints
-        return all(params.plain for params in self.row_params) and not (
-            constraints and any(row.slot in constraints for row in self.rows)
-        )
-
     def which(self, wanted: Callable[[SamplingParams], bool]) -> list[int]:
         """Indices of the entries whose request has it. Decided on the host."""
         chosen, first = [], 0

@@ -1,6 +1,6 @@
 """Chooses tokens. Everything random comes from noise.py, keyed by position: choosing twice gives the same."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -20,14 +20,21 @@ class Sampler:
     def __init__(self, table: SamplingTable, best: Callable[[Tensor], Tensor] = best) -> None:
         """`best`: the op that finds the best token of each row of logits."""
         self.table = table
-        self._best = best
+        self.best = best
+
+    def is_plain(self, slots: Iterable[int]) -> bool:
+        """Whether rows in these slots all want the best token of the logits as they are; `best` gives it."""
+        requests, constraints = self.table.requests, self.table.constraints
+        for slot in slots:
+            request = requests[slot]
+            if request is None or not request.params.plain or slot in constraints:
+                return False
+        return True
 
     def choose(self, logits_LV: Tensor, entries: Entries) -> Tensor:
         """The target's token at each entry: argmax, of the logits or of logits plus that position's noise."""
-        if entries.plain:
-            return self._best(logits_LV)
         adjusted = adjust(logits_LV, entries, self.table)
-        tokens_L = self._best(adjusted)
+        tokens_L = self.best(adjusted)
         sampled = entries.which(lambda p: not p.greedy)
         if sampled:
             index = torch.tensor(sampled, device=tokens_L.device)
@@ -39,7 +46,7 @@ class Sampler:
         """A draft's token at each entry, and q where a request's verification needs it. Coupled rows share
         the target's noise; `ratio` and `block` rows have their own."""
         tokens_L = self.choose(logits_LV, entries)
-        own = [] if entries.plain else entries.which(needs_q)
+        own = entries.which(needs_q)
         if not own:
             return tokens_L, None
         index = torch.tensor(own, device=tokens_L.device)

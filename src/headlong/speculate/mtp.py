@@ -50,6 +50,7 @@ class MtpProposer:
         tokens_DK = torch.zeros(len(rows), plan.num_drafts, dtype=torch.long, device=device)
         q_steps: list[tuple[Tensor | slice, Tensor | None]] = []
         passes, going = _Passes(self.model, self.state, rows), Going(plan, rows)
+        plain = self.sampler.is_plain(row.slot for row in rows)
         while going.live:
             depth, live = len(q_steps), going.live
             at = slice(len(live)) if len(live) == live[-1] + 1 else torch.tensor(live, device=device)
@@ -57,13 +58,17 @@ class MtpProposer:
                 embedding = self.model.embed(tokens_DK[at, depth - 1])
                 context = passes.context(depth - 1, live, at)
                 hidden_LD = self.head.forward(embedding, hidden_LD, context, self.state.layers)
-            entries = [
-                Entry(row.slot, row.start + 1 + depth, depth, row.num_generated + depth)
-                for row in (rows[number] for number in live)
-            ]
-            wanted = Entries(entries, self.sampler.table, tokens_DK[at])
             logits_LV = self.model.logits(hidden_LD)
-            tokens_L, q = self.sampler.propose(logits_LV, wanted)
+            if plain:
+                tokens_L, q = self.sampler.best(logits_LV), None
+            else:
+                entries = [
+                    Entry(row.slot, row.start + 1 + depth, depth, row.num_generated + depth)
+                    for row in (rows[number] for number in live)
+                ]
+                tokens_L, q = self.sampler.propose(
+                    logits_LV, Entries(entries, self.sampler.table, tokens_DK[at])
+                )
             tokens_DK[at, depth] = tokens_L
             q_steps.append((at, q))
             places = going.settle(logits_LV, tokens_L)
@@ -162,7 +167,9 @@ class _Passes:
         """Pass `index` (from 0) pairs draft `index` with the hidden state at position start + index, for the rows
         `live`, which `at` picks from a tensor."""
         first = index * len(self.starts)
-        rotation = self.angles.part(first, first + len(self.starts)).picked(at)
+        rotation = self.angles.part(first, first + len(self.starts))
+        if len(live) < len(self.starts):
+            rotation = rotation.picked(at)
         starts = Rows.of_tokens(tuple(self.starts[number] + index for number in live))
         return Context(rotation, self.ops.plan_attention(starts, self.pages_RP[at], self.page_size))
 

@@ -34,11 +34,11 @@ def verify(plan: Plan, draft: Draft | None, logits_LV: Tensor, sampler: Sampler)
         nothing = torch.zeros(len(plan.rows), dtype=torch.long, device=device)
         empty = tuple(() for _ in plan.rows)
         return Verdict(nothing[:0], nothing, (0,) * len(plan.rows), empty, empty, empty)
+    firsts = plan.first_logits
+    if device.type == "cpu" and _is_plain(plan, sampler):
+        return _agree(plan, draft, logits_LV, sampler.best(logits_LV), firsts)
     entries = _entries(plan, draft, sampler)
     tokens_L = sampler.choose(logits_LV, entries)
-    firsts = plan.first_logits
-    if device.type == "cpu" and entries.plain and all(p.logprobs is None for p in entries.row_params):
-        return _agree(plan, draft, logits_LV, tokens_L, firsts)
     accepted_R = _matches(plan, draft, tokens_L, torch.tensor(firsts, device=device))
     found = _Found(tokens_L, accepted_R, _finite(logits_LV, tokens_L))
     if draft is not None and draft.q_RKV is not None:
@@ -70,6 +70,12 @@ def verify(plan: Plan, draft: Draft | None, logits_LV: Tensor, sampler: Sampler)
         logprobs=tuple(tuple(logprobs[i] for i in span if i in logprobs) for span in spans),
         poisoned=tuple(poisoned),
     )
+
+
+def _is_plain(plan: Plan, sampler: Sampler) -> bool:
+    """Whether only the best tokens are asked for."""
+    told = any(row.request.params.logprobs is not None for row in plan.rows)
+    return not told and sampler.is_plain(row.slot for row in plan.rows)
 
 
 def _agree(

@@ -57,29 +57,45 @@ typedef struct {
     int64_t size, *tokens;
 } Lines;
 
-/* The first of the largest; what is no number is larger than all. */
+enum { LANES = 64 };
+
+/* Whether token `i` is what is looked for: no number if any is none, else the largest. */
+INLINE int is_best(float x, float top, int strange) { return strange ? x != x : x == top; }
+
+/* The first of the largest; what is no number is larger than all. Lanes of their own, or the loops stay scalar. */
+INLINE int64_t best_of(const float *x, int64_t size) {
+    float tops[LANES], top = -INFINITY;
+    int32_t odd[LANES], strange = 0;
+    for (int j = 0; j < LANES; j++) {
+        tops[j] = -INFINITY;
+        odd[j] = 0;
+    }
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES)
+        for (int j = 0; j < LANES; j++) {
+            tops[j] = x[i + j] > tops[j] ? x[i + j] : tops[j];
+            odd[j] |= x[i + j] != x[i + j];
+        }
+    for (; i < size; i++) {
+        top = x[i] > top ? x[i] : top;
+        strange |= x[i] != x[i];
+    }
+    for (int j = 0; j < LANES; j++) {
+        top = tops[j] > top ? tops[j] : top;
+        strange |= odd[j];
+    }
+    for (i = 0; i + LANES <= size; i += LANES) {
+        int32_t here = 0;
+        for (int j = 0; j < LANES; j++) here |= is_best(x[i + j], top, strange);
+        if (here) break;
+    }
+    while (i < size - 1 && !is_best(x[i], top, strange)) i++;
+    return i;
+}
+
 VECTORISED static void best_of_lines(const void *given, int64_t first, int64_t last) {
     const Lines *l = given;
-    enum { STEP = 64 };
-    for (int64_t row = first; row < last; row++) {
-        const float *x = l->logits + row * l->size;
-        float top = -INFINITY;
-        int32_t strange = 0;
-        for (int64_t i = 0; i < l->size; i++) {
-            top = x[i] > top ? x[i] : top;
-            strange |= x[i] != x[i];
-        }
-        int64_t found = 0;
-        for (int64_t i = 0; i < l->size; i += STEP) {
-            const int64_t end = i + STEP < l->size ? i + STEP : l->size;
-            int32_t here = 0;
-            for (int64_t j = i; j < end; j++) here |= strange ? x[j] != x[j] : x[j] == top;
-            if (!here) continue;
-            for (found = i; strange ? x[found] == x[found] : x[found] != top;) found++;
-            break;
-        }
-        l->tokens[row] = found;
-    }
+    for (int64_t row = first; row < last; row++) l->tokens[row] = best_of(l->logits + row * l->size, l->size);
 }
 
 void headlong_best(const float *logits, int64_t rows, int64_t size, int64_t *tokens, int threads) {

@@ -35,7 +35,7 @@ class NativeDeltaNet:
 
     @staticmethod
     def plan(rows: Rows, kernel: int, window: int, device: torch.device) -> NativeStep:  # noqa: ARG004 - known here
-        return NativeStep(rows)
+        return NativeStep.of(rows)
 
     @property
     def out_features(self) -> int:

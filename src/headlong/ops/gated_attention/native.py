@@ -38,7 +38,7 @@ class NativeGatedAttention:
 
     @staticmethod
     def plan(rows: Rows, pages_RP: Tensor, page_size: int) -> NativeStep:  # noqa: ARG004 - known from the cache
-        return NativeStep(rows, pages_RP)
+        return NativeStep.of(rows, pages_RP)
 
     @property
     def out_features(self) -> int:

@@ -39,6 +39,9 @@ _NUM_FACTORS = {I8: 1, I8_OFFSET: 2, U4: 1, U4_OFFSET: 2}
 ROWS_AT_A_TIME = 128
 
 
+POINTERS = ("codes", "scales", "offsets", "scale_wholes", "offset_wholes")
+
+
 class MatrixStruct(ctypes.Structure):
     """Mirrors `Matrix` in csrc/matmul.h."""
 
@@ -169,6 +172,20 @@ class Panels:
                 tensor.data_ptr(),
                 threads,
             )
+
+    def part(self, first: int, last: int) -> tuple[MatrixStruct, int]:
+        """At least the outputs [first, last) of the line, as far as they are among these: whole blocks, and the column
+        they begin at."""
+        begin = max(first - self.column, 0) // WIDTH
+        end = -(-(min(last - self.column, self.struct.outs)) // WIDTH)
+        part = MatrixStruct.from_buffer_copy(self.struct)
+        part.outs = max(0, min(end * WIDTH, self.struct.outs) - begin * WIDTH)
+        names = [name for name in POINTERS if getattr(part, name) is not None]
+        for name, tensor in zip(names, self.tensors, strict=True):
+            setattr(part, name, tensor[begin:].data_ptr() if part.outs else None)
+        if self.bias is not None:
+            part.bias += 4 * begin * WIDTH
+        return part, self.column + begin * WIDTH
 
 
 class NativeLinear:
