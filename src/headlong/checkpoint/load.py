@@ -59,7 +59,8 @@ class WeightSource(Protocol):
 
 
 class Expectations:
-    """A dry run: records every request in `expected` and hands out meta tensors."""
+    """A dry run: records every request in `expected` and hands out meta tensors, and ones for vectors: computing on
+    meta tensors would make torch load its compiler, a second and a hundred megabytes."""
 
     def __init__(self, names: Container[str], dtype: torch.dtype = torch.float32) -> None:
         self.dtype = dtype
@@ -74,7 +75,8 @@ class Expectations:
         return False
 
     def vector(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        return self._expect(name, Need("vector", shape), dtype)
+        self._expect(name, Need("vector", shape))
+        return torch.ones(shape, dtype=dtype or self.dtype)
 
     def matrix(self, name: str, out_features: int, in_features: int) -> Weight:
         return self._expect(name, Need("matrix", (out_features, in_features)))
@@ -82,10 +84,10 @@ class Expectations:
     def experts(self, name: str, count: int, out_features: int, in_features: int) -> list[Weight]:
         return list(self._expect(name, Need("experts", (count, out_features, in_features))))
 
-    def _expect(self, name: str, need: Need, dtype: torch.dtype | None = None) -> Tensor:
+    def _expect(self, name: str, need: Need) -> Tensor:
         before = self.expected.setdefault(name, need)
         assert before == need, f"{name} is asked for as {before} and as {need}"
-        return torch.empty(need.shape, dtype=dtype or self.dtype, device=self.device)
+        return torch.empty(need.shape, dtype=self.dtype, device=self.device)
 
 
 class WeightLoader:
