@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 ON_REFERENCE_OPS = tests/state $(addprefix tests/models/test_, \
 	against_transformers.py mtp_head.py llama.py tiled_heads.py loading.py)
 
-.PHONY: run chat serve browser test test-all soak lint format bench install help clean
+.PHONY: run chat serve browser test test-all sanitize soak lint format bench install help clean
 
 run: $(STAMP)            ## install, then generate from the embedded model, MTP against plain
 	$(BIN)/headlong run --compare "Write a short story about a shy dragon who learns to share."
@@ -32,6 +32,10 @@ test: $(STAMP) browser   ## the default tests: CPU, no network, minutes
 
 test-all: $(STAMP)       ## the slow tier too (GPU tests skip without a GPU)
 	$(BIN)/python -m pytest
+
+# Needs GCC; apart from the tests, since the kernels are built for it anew.
+sanitize: $(STAMP)       ## the native tests with address and undefined-behaviour sanitizers: minutes
+	$(BIN)/python tests/sanitize.py
 
 # Thousands of random schedules, then many requests with faults among them; SOAK="--minutes 5" shortens the second.
 soak: $(STAMP)           ## none lost, none wrong, memory flat: half an hour or more

@@ -97,6 +97,7 @@ def test_a_linear_that_is_never_invariant_is_refused(monkeypatch, caplog):
         def __call__(self, x_ND):
             return super().__call__(x_ND) + len(x_ND)
 
+    monkeypatch.setattr("headlong.ops.native.library", lambda: None)
     monkeypatch.setattr("headlong.ops.registry.LINEARS", (Crooked,))
     with caplog.at_level("INFO"):
         linear = Ops(torch.float32, CPU).linear(draw(8, 16, dtype=torch.float32))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from headlong.env import native_library, native_ops_wanted
+from headlong.errors import ConfigError
 
 log = logging.getLogger(__name__)
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
@@ -40,7 +41,10 @@ def library() -> ctypes.CDLL | None:
     if not built:
         log.info("native CPU kernels: not built (no C compiler at install); the reference ops serve, slower")
         return None
-    found = ctypes.CDLL(str(built[-1]))
+    try:
+        found = ctypes.CDLL(str(built[-1]))
+    except OSError as error:
+        raise ConfigError(f"native CPU kernels: {error}; HEADLONG_NATIVE=0 does without them") from None
     for name, arguments in _SIGNATURES.items():
         function = getattr(found, name)
         function.argtypes, function.restype = arguments, None

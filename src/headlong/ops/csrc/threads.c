@@ -2,7 +2,8 @@
  *
  * A thread without work looks for some for a moment and then sleeps: the next product of a step comes within
  * microseconds, the next step may never come. Nobody waits for a thread that has not begun: what it would have taken
- * is done by the others.
+ * is done by the others. For one that has begun and takes long the others sleep, too: most likely somebody else has its
+ * core, and the system can give it theirs.
  */
 #include "threads.h"
 
@@ -10,21 +11,21 @@
 #include <stdatomic.h>
 #include <time.h>
 
-enum { MAX_WORKERS = 63, PARTS_EACH = 4, LOOK_NANOSECONDS = 200000 };
+enum { MAX_WORKERS = 63, PARTS_EACH = 4, LOOK_NANOSECONDS = 500000, WAIT_NANOSECONDS = 30000 };
 
 static struct {
     Work work;
     const void *given;
     int64_t count, part;
 } task; /* changes only while `open` is 0 and nobody is `inside` */
-static atomic_int open, inside, sleeping;
+static atomic_int open, inside, sleeping, waiting;
 static atomic_uint calls;
 static _Atomic int64_t next;
 static atomic_int limit; /* workers that may take part in this piece of work */
 
 static pthread_mutex_t taken = PTHREAD_MUTEX_INITIALIZER; /* by whoever shares work */
 static pthread_mutex_t bed = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t bell = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t bell = PTHREAD_COND_INITIALIZER, done = PTHREAD_COND_INITIALIZER;
 static int num_workers;
 
 static inline void pause_a_moment(void) {
@@ -71,9 +72,26 @@ static void *worker(void *number) {
         seen = wait_for_call(seen);
         atomic_fetch_add(&inside, 1);
         if (atomic_load(&open) && (int)(intptr_t)number < atomic_load(&limit)) take_parts();
-        atomic_fetch_sub(&inside, 1);
+        if (atomic_fetch_sub(&inside, 1) == 1 && atomic_load(&waiting)) {
+            pthread_mutex_lock(&bed);
+            pthread_cond_signal(&done);
+            pthread_mutex_unlock(&bed);
+        }
     }
     return 0;
+}
+
+static void wait_for_workers(void) {
+    int64_t until = nanoseconds() + WAIT_NANOSECONDS;
+    for (int turn = 1; atomic_load(&inside); turn++) {
+        pause_a_moment();
+        if (turn % 64 || nanoseconds() < until) continue;
+        pthread_mutex_lock(&bed);
+        atomic_store(&waiting, 1);
+        while (atomic_load(&inside)) pthread_cond_wait(&done, &bed);
+        atomic_store(&waiting, 0);
+        pthread_mutex_unlock(&bed);
+    }
 }
 
 /* A child process has this thread alone. */
@@ -82,9 +100,11 @@ static void begin_again(void) {
     atomic_store(&open, 0);
     atomic_store(&inside, 0);
     atomic_store(&sleeping, 0);
+    atomic_store(&waiting, 0);
     pthread_mutex_init(&taken, 0);
     pthread_mutex_init(&bed, 0);
     pthread_cond_init(&bell, 0);
+    pthread_cond_init(&done, 0);
 }
 
 static void hire(int wanted) {
@@ -119,6 +139,6 @@ void share(Work work, const void *given, int64_t count, int64_t grain, int threa
     }
     take_parts();
     atomic_store(&open, 0);
-    while (atomic_load(&inside)) pause_a_moment();
+    wait_for_workers();
     pthread_mutex_unlock(&taken);
 }

@@ -1,0 +1,296 @@
+"""The native product with every kind of weight: against the dequantised weight in float64, and bit for bit the same in
+any company, on any number of threads, wherever its memory lies and whatever is in it."""
+
+import ctypes
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from headlong.ops import native
+from headlong.ops.linear import native as kinds
+from headlong.ops.linear.native import NativeLinear, Source
+from headlong.quant import rtn
+from headlong.quant.compressed import CompressedInts
+from headlong.quant.detect import detect
+from headlong.quant.format import Weight
+from headlong.quant.gguf import BLOCK_SIZES, GgufBlocks
+from support import packing
+from support.gguf_models import SCALES
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="native kernels are not built or turned off")
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 33)
+OUTS = (1, 63, 64, 65, 200)
+EVEN = (2, 32, 96, 256, 520, 1100)
+FLOAT = (*EVEN, 31, 513)
+BLOCK = (32, 96, 256, 544, 1120)
+LARGE_BLOCK = (256, 512, 1280)
+"""Sizes that weights may have. The kernel goes through them 512 at a time."""
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def floats(dtype: torch.dtype, outs: int, size: int) -> Weight:
+    return draw(outs, size, seed=outs).to(dtype)
+
+
+def blocks(type_name: str, outs: int, size: int) -> Weight:
+    """Random codes of a GGUF type; scales differ from block to block, in sign too."""
+    elements, nbytes = BLOCK_SIZES[type_name]
+    generator = np.random.default_rng(outs)
+    shape = (outs, size // elements)
+    data = generator.integers(0, 256, (*shape, nbytes), dtype=np.uint8)
+    for at in SCALES.get(type_name, (0, 2) if type_name in ("Q4_1", "Q5_1") else (0,)):
+        scale = generator.uniform(0.5, 1.5, shape) * generator.choice([-0.01, 0.01], shape)
+        data[..., at : at + 2] = scale.astype(np.float16)[..., None].view(np.uint8)
+    rows = torch.from_numpy(data.reshape(outs, -1))
+    return GgufBlocks(type_name).pack({"weight": rows}, (outs, size))
+
+
+def rounded(kind: rtn.Kind, outs: int, size: int) -> Weight:
+    format, parts = rtn.quantize(draw(outs, size, seed=outs), kind, group_size=32)
+    return format.pack(parts, (outs, size))
+
+
+def stored(how: str, outs: int, size: int) -> Weight:
+    parts = packing.pack(draw(outs, size, seed=outs), how)
+    return detect(packing.header(parts), (outs, size), {}).pack(parts, (outs, size))
+
+
+def eight_bits(group: int, zero_points: bool, outs: int, size: int) -> Weight:
+    """Any byte is a code; a group is cut to what divides the size."""
+    group = packing.fitting_group(size, group)
+    generator = torch.Generator().manual_seed(outs)
+    random_bytes = partial(torch.randint, -128, 128, generator=generator, dtype=torch.int8)
+    parts = {"weight": random_bytes((outs, size)), "weight_scale": draw(outs, size // group, seed=1) / 64}
+    if zero_points:
+        parts["weight_zero_point"] = random_bytes((outs, size // group))
+    zeros = "I8" if zero_points else None
+    return CompressedInts(8, group, "group", packed=False, zero_point=zeros).pack(parts, (outs, size))
+
+
+Make = Callable[[int, int], Weight]
+KINDS: dict[str, tuple[Make, tuple[int, ...], int]] = {
+    "float32": (partial(floats, torch.float32), FLOAT, kinds.F32),
+    "float16": (partial(floats, torch.float16), FLOAT, kinds.F16),
+    "bfloat16": (partial(floats, torch.bfloat16), EVEN, kinds.BF16),
+    "bfloat16 rounded": (partial(floats, torch.bfloat16), EVEN, kinds.BF16_ROUNDED),
+    "Q4_0": (partial(blocks, "Q4_0"), BLOCK, kinds.U4),
+    "Q4_1": (partial(blocks, "Q4_1"), BLOCK, kinds.U4_OFFSET),
+    "Q5_0": (partial(blocks, "Q5_0"), BLOCK, kinds.I8),
+    "Q5_1": (partial(blocks, "Q5_1"), BLOCK, kinds.I8_OFFSET),
+    "Q8_0": (partial(blocks, "Q8_0"), BLOCK, kinds.I8),
+    "IQ4_NL": (partial(blocks, "IQ4_NL"), BLOCK, kinds.I8),
+    "Q2_K": (partial(blocks, "Q2_K"), LARGE_BLOCK, kinds.U4_OFFSET),
+    "Q3_K": (partial(blocks, "Q3_K"), LARGE_BLOCK, kinds.U4),
+    "Q4_K": (partial(blocks, "Q4_K"), LARGE_BLOCK, kinds.U4_OFFSET),
+    "Q5_K": (partial(blocks, "Q5_K"), LARGE_BLOCK, kinds.I8_OFFSET),
+    "Q6_K": (partial(blocks, "Q6_K"), LARGE_BLOCK, kinds.I8),
+    "IQ4_XS": (partial(blocks, "IQ4_XS"), LARGE_BLOCK, kinds.I8),
+    "int8 channel": (partial(rounded, "int8"), EVEN, kinds.I8),
+    "int8 group": (partial(eight_bits, 64, False), EVEN, kinds.I8),
+    "int8 zero points": (partial(eight_bits, 32, True), EVEN, kinds.I8_OFFSET),
+    "int4 group": (partial(rounded, "int4"), EVEN, kinds.U4),
+    "int4 zero points": (partial(stored, "int4_asym"), EVEN[1:], kinds.I8_OFFSET),
+    "gptq": (partial(stored, "gptq_v1"), EVEN[1:], kinds.U4_OFFSET),
+    "mlx 4 bit": (partial(stored, "mlx4"), BLOCK, kinds.U4_OFFSET),
+    "mlx 8 bit": (partial(stored, "mlx8"), BLOCK, kinds.I8_OFFSET),
+}
+"""How a weight is made, of which sizes, and as what the kernel knows it."""
+CASES = [
+    pytest.param(kind, (outs, size), id=f"{kind}-{outs}x{size}")
+    for kind, (_, sizes, _) in KINDS.items()
+    for outs in OUTS
+    for size in sizes
+]
+
+
+@cache
+def source(kind: str, shape: tuple[int, int]) -> Source:
+    found = Source.of(KINDS[kind][0](*shape), rounding=kind.endswith("rounded"))
+    assert found is not None and found.kind.type == KINDS[kind][2], f"{kind} is laid out as {found}"
+    return found
+
+
+@cache
+def linear(kind: str, shape: tuple[int, int]) -> NativeLinear:
+    return NativeLinear([source(kind, shape)])
+
+
+def dense(weight: Weight) -> Tensor:
+    return weight.float() if isinstance(weight, Tensor) else weight.dequantize(0, weight.out_features)
+
+
+@pytest.fixture
+def threads():
+    """Sets their number; afterwards it is what it was."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def distance(found: Tensor, x: Tensor, weight: Tensor) -> float:
+    """From the product in float64, relative to a row's size and the largest weight: where an offset takes most of a
+    code away, small weights are as far off as large ones."""
+    x, weight = x.double(), weight.double()
+    size = x.abs().sum(1, keepdim=True) * weight.abs().max()
+    return ((found - x @ weight.T).abs() / size).max().item()
+
+
+@pytest.mark.parametrize(("kind", "shape"), CASES)
+def test_the_product(kind, shape):
+    x = draw(max(ROWS), shape[1], seed=7)
+    weight = dense(source(kind, shape).weight)
+    found = linear(kind, shape)(x)
+    assert found.shape == (len(x), shape[0]) and found.dtype == torch.float32
+    error = distance(found, x, weight)
+    if kind.endswith("rounded"):  # where the CPU multiplies bfloat16
+        error = min(error, distance(found, x.bfloat16(), weight))
+    assert error < 3e-7
+
+
+@pytest.mark.parametrize(("kind", "shape"), CASES)
+def test_bits_depend_on_nothing_beside(kind, shape, threads):
+    """Not on the number of rows, a row's place among them, or threads."""
+    multiply, x = linear(kind, shape), draw(max(ROWS), shape[1], seed=8)
+    threads(1)
+    alone = torch.cat([multiply(row[None]) for row in x])
+    for count in (1, 2, 3):
+        threads(count)
+        for rows in ROWS:
+            assert torch.equal(multiply(x[:rows]), alone[:rows]), f"{rows} rows on {count} threads"
+            assert torch.equal(multiply(x[-rows:].flip(0)).flip(0), alone[-rows:]), f"the last {rows} rows"
+
+
+@pytest.mark.parametrize("rows", [6, 64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_every_narrow_float(dtype, rows):
+    """All finite patterns, zeros and the smallest among them, by few rows at a time and by many."""
+    every = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype)
+    weight = every[every.isfinite()].view(-1, 256)
+    multiply = NativeLinear([Source(weight, kinds.Kind(kinds.FLOATS[dtype], 256))])
+    found = torch.cat([multiply(part) for part in torch.eye(256).split(rows)])
+    assert torch.equal(found, weight.float().T)
+
+
+STACKS = {
+    "one kind": [("float32", (65, 96)), ("float32", (65, 96))],
+    "floats": [("float32", (65, 96)), ("bfloat16", (64, 96)), ("bfloat16 rounded", (64, 96))],
+    "codes": [("Q8_0", (63, 96)), ("int4 group", (64, 96)), ("mlx 4 bit", (63, 96)), ("Q5_1", (63, 96))],
+    "large blocks": [("Q4_K", (65, 512)), ("Q6_K", (65, 512)), ("Q4_K", (65, 512))],
+}
+
+
+@pytest.mark.parametrize("parts", STACKS.values(), ids=STACKS)
+@pytest.mark.parametrize("run", [0, 1, 16], ids=["in order", "one by one", "in runs"])
+def test_stacked_weights_are_the_parts(parts, run, threads):
+    """Outputs in another order, moved one by one or some together, plus a bias."""
+    total = sum(shape[0] for _, shape in parts)
+    order = None
+    if run:
+        runs = torch.arange(total).split(run)
+        moved = torch.randperm(len(runs), generator=torch.Generator().manual_seed(run)).tolist()
+        order = torch.cat([runs[i] for i in moved])
+    bias, x = draw(total, seed=3), draw(13, parts[0][1][1], seed=9)
+    apart = torch.cat([linear(*part)(x) for part in parts], 1)
+    apart = apart if order is None else apart[:, order]
+    sources = [source(*part) for part in parts]
+    for count in (1, 3):
+        threads(count)
+        assert torch.equal(NativeLinear(sources, order)(x), apart)
+        assert torch.equal(NativeLinear(sources, order, bias)(x), apart + bias)
+
+
+@pytest.mark.parametrize("rows", [5, 12, 33])
+@pytest.mark.parametrize("kind", KINDS)
+def test_poison_stays_in_its_row(kind, rows):
+    shape = (65, KINDS[kind][1][-1])
+    multiply, x = linear(kind, shape), draw(rows, shape[1], seed=10)
+    expected = multiply(x)
+    poisoned = x.clone()
+    poisoned[rows // 2, shape[1] // 2] = torch.nan
+    found = multiply(poisoned)
+    assert found[rows // 2].isnan().all()
+    others = [i for i in range(rows) if i != rows // 2]
+    assert torch.equal(found[others], expected[others])
+    assert multiply(torch.full_like(x, torch.nan)).isnan().all()
+    assert torch.equal(multiply(x), expected), "what a call leaves behind is not read by the next"
+
+
+def padding_lanes(panels: kinds.Panels) -> list[Tensor]:
+    """Of the last block, where nobody's weights are."""
+    used = panels.struct.outs % kinds.WIDTH
+    in_pairs = panels.struct.type in (kinds.BF16, kinds.BF16_ROUNDED)
+    whole = [part.view(len(part), -1, kinds.WIDTH, 1 + in_pairs)[-1] for part in panels.tensors]
+    return [part[:, used:] for part in whole]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_of_any_kind(kind):
+    """Rows and results that begin anywhere, results that lie apart in memory full of NaN, noise beside the weights."""
+    outs, size = 65, KINDS[kind][1][-1]
+    multiply = NativeLinear([source(kind, (outs, size))])
+    (panels,) = multiply.panels
+    x = draw(33, size, seed=11)
+    expected = multiply(x)
+    for lanes in padding_lanes(panels):
+        lanes.fill_(torch.nan if lanes.is_floating_point() else 0x7F)
+    for rows in (1, 4, 33):
+        for offset in (1, 3, 5, 8):
+            moved = torch.empty(x[:rows].numel() + offset)[offset:].view(rows, size).copy_(x[:rows])
+            stride = outs + offset
+            room = torch.full((offset + rows * stride,), torch.nan)
+            out = room[offset:].view(rows, stride)
+            assert moved.data_ptr() % 64 and out.data_ptr() % 64
+            native.kernel("headlong_matmul")(
+                ctypes.addressof(panels.struct), moved.data_ptr(), rows, out.data_ptr(), stride, 1
+            )
+            assert torch.equal(out[:, :outs], expected[:rows])
+            assert room[:offset].isnan().all() and out[:, outs:].isnan().all(), "beside the result"
+
+
+def test_several_callers_at_once(threads):
+    """One of them has the threads; the others work alone."""
+    threads(3)
+    shape = (200, 544)
+    work = [(linear(kind, shape), draw(20, 544, seed=i)) for i, kind in enumerate(("Q4_0", "Q4_1", "Q8_0"))]
+    expected = [multiply(x) for multiply, x in work]
+
+    def repeat(number: int) -> bool:
+        multiply, x = work[number]
+        return all(torch.equal(multiply(x), expected[number]) for _ in range(50))
+
+    with ThreadPoolExecutor(len(work)) as pool:
+        assert all(pool.map(repeat, range(len(work))))
+
+
+def test_a_child_process_has_threads_of_its_own(threads):
+    threads(3)
+    multiply, x = linear("float32", (200, 520)), draw(20, 520)
+    expected = multiply(x)
+    child = os.fork()
+    if not child:
+        signal.alarm(30)  # which ends it, should it wait for threads it does not have
+        os._exit(0 if torch.equal(multiply(x), expected) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert torch.equal(multiply(x), expected)
+
+
+def test_what_it_does_not_know_is_left_to_others():
+    for weight in (
+        draw(8, 31).bfloat16(),  # taken two at a time
+        draw(8, 32).double(),
+        stored("int4_actorder", 8, 64),  # groups that are no runs of columns
+        stored("fp8_block", 8, 64),
+        stored("nvfp4_modelopt", 8, 64),
+        rounded("int8", 8, 31),
+    ):
+        assert Source.of(weight) is None
