@@ -11,6 +11,7 @@ if a token differs.
 
 import argparse
 import json
+import math
 import tempfile
 from pathlib import Path
 
@@ -65,7 +66,7 @@ def texts(llm: LLM, count: int, drafts: int) -> list[tuple[int, ...]]:
 def compare(llm: LLM, depths: list[int], tokens: int, progress: Progress, name: str) -> tuple[int, int, int]:
     """Tokens compared, tokens that differ, and the rows they are of."""
     each = sum(LENGTHS) / len(LENGTHS)
-    count = max(2, round(tokens / len(depths) / each))
+    count = math.ceil(tokens / len(depths) / each) + 2
     task = progress.add_task(name, total=len(depths) + 1)
     truth = texts(llm, count, 0)
     progress.advance(task)

@@ -295,7 +295,8 @@ def test_exo_2110_a_prompt_is_read_once_by_target_and_head(monkeypatch, llm, sto
         return count
 
     monkeypatch.setattr(llm.engine.model, "forward", counting("target", llm.engine.model.forward, 0))
-    monkeypatch.setattr(proposer.head, "fc", counting("head", proposer.head.fc, 0))
+    for name in ("forward", "remember"):
+        monkeypatch.setattr(proposer.head, name, counting("head", getattr(proposer.head, name), 0))
     llm.generate(story[:70], ask(1, 3))
     fed = sum(plan.num_tokens for plan, _ in seen.steps)
     assert fed == reads["target"] == 70

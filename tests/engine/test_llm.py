@@ -85,7 +85,9 @@ class TestShapes:
 class TestStream:
     @pytest.mark.parametrize("temperature", [0.0, 0.9])
     def test_equals_generate(self, llm, temperature):
-        params = SamplingParams(max_tokens=30, temperature=temperature, seed=3, logprobs=1, n=2)
+        params = SamplingParams(
+            max_tokens=30, temperature=temperature, seed=3, logprobs=1, n=2, draft_tokens=3
+        )
         whole = llm.generate("Once upon a time", params)
         chunks = list(llm.stream("Once upon a time", params))
         for choice in whole.choices:

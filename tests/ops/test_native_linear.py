@@ -99,7 +99,7 @@ KINDS: dict[str, tuple[Make, tuple[int, ...], int]] = {
     "int8 group": (partial(eight_bits, 64, False), EVEN, kinds.I8),
     "int8 zero points": (partial(eight_bits, 32, True), EVEN, kinds.I8_OFFSET),
     "int4 group": (partial(rounded, "int4"), EVEN, kinds.U4),
-    "int4 zero points": (partial(stored, "int4_asym"), EVEN[1:], kinds.I8_OFFSET),
+    "int4 zero points": (partial(stored, "int4_asym"), EVEN[1:], kinds.U4_OFFSET),
     "gptq": (partial(stored, "gptq_v1"), EVEN[1:], kinds.U4_OFFSET),
     "mlx 4 bit": (partial(stored, "mlx4"), BLOCK, kinds.U4_OFFSET),
     "mlx 8 bit": (partial(stored, "mlx8"), BLOCK, kinds.I8_OFFSET),

@@ -2,6 +2,7 @@
 
 import math
 import time
+from contextlib import nullcontext
 
 import torch
 
@@ -13,6 +14,7 @@ from headlong.engine.row import Row
 from headlong.engine.runner import Runner
 from headlong.engine.scheduler import Scheduler
 from headlong.errors import HeadlongError, RequestError
+from headlong.ops.native import threads_for_native
 from headlong.params import SamplingParams
 from headlong.sampling.sampler import Sampler, needs_q
 from headlong.sampling.table import SamplingTable
@@ -76,11 +78,15 @@ class Engine:
         self.scheduler = Scheduler(self.state, table, self.depths, config.chunk_tokens, self.proposer.settle)
         self.faults = Faults(self.scheduler)
         self._check_every_step = config.check_every_step
+        whole = model.program is not None and (head is None or head.forward_program is not None)
+        self._threads = threads_for_native if whole else nullcontext()
+        """Where torch computes what is large, it needs its own."""
 
     @torch.inference_mode()
     def step(self) -> StepOutput:
         """One pass, whatever goes wrong in it: rows that a fault concerns are read again or end with an error."""
-        step = self.faults.guarded(self._pass)
+        with self._threads:
+            step = self.faults.guarded(self._pass)
         if self._check_every_step:
             self.check_integrity()
         return step

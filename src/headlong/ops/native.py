@@ -5,6 +5,7 @@ A plain C interface behind ctypes: nothing of torch's ABI, so one build serves e
 
 import ctypes
 import logging
+import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,40 @@ _SIGNATURES = {
     "headlong_attention": (_POINTER,) * 4,
     "headlong_run": (_POINTER, _LONG, _POINTER, _LONG, _POINTER),
 }
+
+
+class _Threads:
+    """Native kernels and torch have threads of their own, and those of one look for work while the other's compute."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._outside = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._outside = torch.get_num_threads()
+            self._users += 1
+        torch.set_num_threads(1)  # of this Python thread; each has a number of its own
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_num_threads(self._outside)
+        with self._lock:
+            self._users -= 1
+
+    @property
+    def count(self) -> int:
+        return self._outside if self._users else torch.get_num_threads()
+
+
+threads_for_native = _Threads()
+"""`with threads_for_native:` torch keeps to one thread, and native kernels have all that it had."""
+
+
+def num_threads() -> int:
+    """Of native kernels."""
+    return threads_for_native.count
 
 
 @cache

@@ -41,7 +41,7 @@ class NativeStep:
             longest,
             None,
             None,
-            torch.get_num_threads(),
+            native.num_threads(),
         )
 
     @classmethod

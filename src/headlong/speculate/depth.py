@@ -29,6 +29,8 @@ TOUR_AGAIN = 256
 GATED_ROWS = 2
 """Up to so many rows are asked how sure their drafts are. Of more, one nearly always goes on, and the others save less
 by stopping than asking costs."""
+WORTH_ASKING = 2e-3
+"""Seconds of a plain step from which on they are asked: an answer takes the host a twentieth of a millisecond."""
 MORE = 3
 """Drafts beyond the best common depth that a row may have as long as they look good."""
 KEEP = 8
@@ -124,7 +126,7 @@ class AdaptiveDepths:
         if sampled != self._sampled:
             self._sampled = sampled
             self.costs, self._other_costs = self._other_costs, self.costs
-        self._gating = len(wishes) <= GATED_ROWS
+        self._gating = len(wishes) <= GATED_ROWS and self.costs.verify.at(len(wishes), 0) >= WORTH_ASKING
         self._gate.open({}, len(wishes), 0.0, self.costs)
         if wishes.keys() != self._whose:
             self._keep(frozenset(wishes))

@@ -141,6 +141,7 @@ class TestPlayground:
         finished(page)
         assert [message["content"] for message in sent[2]["messages"]] == ["Be brief.", "Three."]
 
+    @pytest.mark.usefixtures("unhurried")
     def test_stop_frees_the_row(self, page, server):
         set_sampling(page, temperature=0, max_tokens=3500)
         ask(page)

@@ -107,6 +107,7 @@ def line(request):
 
 
 class TestConnection:
+    @pytest.mark.usefixtures("unhurried")
     def test_a_dropped_connection_is_shown_and_recovers(self, visit, line):
         visit.expected = LOST
         page = visit.open(line.url)

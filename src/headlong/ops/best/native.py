@@ -10,6 +10,6 @@ def best(logits_LV: Tensor) -> Tensor:
     rows, size = logits_LV.shape
     tokens_L = torch.empty(rows, dtype=torch.long)
     native.kernel("headlong_best")(
-        native.address(logits_LV), rows, size, tokens_L.data_ptr(), torch.get_num_threads()
+        native.address(logits_LV), rows, size, tokens_L.data_ptr(), native.num_threads()
     )
     return tokens_L

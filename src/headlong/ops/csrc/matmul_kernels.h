@@ -21,9 +21,10 @@ INLINE Floats VERSION(of_f16)(const uint8_t *at) {
     Shorts h;
     memcpy(&h, at, sizeof h);
     Unsigned wide = __builtin_convertvector(h, Unsigned);
-    /* The exponent's bias made right, for small numbers too; what is loaded is finite. */
+    /* The exponent's bias made right, for small numbers too; the largest one is infinity, or no number. */
     Floats size = (Floats)((wide & 0x7FFF) << 13) * 0x1p112f;
-    return (Floats)((Unsigned)size | (wide & 0x8000) << 16);
+    Unsigned endless = (Unsigned)((wide & 0x7C00) == 0x7C00) & 0x7F800000;
+    return (Floats)((Unsigned)size | endless | (wide & 0x8000) << 16);
 #endif
 }
 

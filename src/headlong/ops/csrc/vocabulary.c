@@ -8,8 +8,9 @@ INLINE float from_f16(uint16_t h) {
     uint32_t rest = (uint32_t)(h & 0x7FFF) << 13, bits;
     float x;
     memcpy(&x, &rest, 4);
-    x *= 0x1p112f; /* the exponent's bias made right, for small numbers too; what is loaded is finite */
+    x *= 0x1p112f; /* the exponent's bias made right, for small numbers too */
     memcpy(&bits, &x, 4);
+    if ((h & 0x7C00) == 0x7C00) bits |= 0x7F800000; /* infinity, or no number */
     bits |= (uint32_t)(h & 0x8000) << 16;
     memcpy(&x, &bits, 4);
     return x;
@@ -48,8 +49,15 @@ static void weight_row(const Matrix *w, int64_t token, float *out) {
         }
 }
 
+/* A token that does not exist is no number, which ends its row and nobody else's. */
 void headlong_embed(const Matrix *w, const int64_t *tokens, int64_t count, float *out) {
-    for (int64_t i = 0; i < count; i++) weight_row(w, tokens[i], out + i * w->size);
+    for (int64_t i = 0; i < count; i++) {
+        float *own = out + i * w->size;
+        if (tokens[i] >= 0 && tokens[i] < w->outs)
+            weight_row(w, tokens[i], own);
+        else
+            for (int64_t k = 0; k < w->size; k++) own[k] = NAN;
+    }
 }
 
 typedef struct {

@@ -37,8 +37,6 @@ _STORED_AS = {
 _NUM_FACTORS = {I8: 1, I8_OFFSET: 2, U4: 1, U4_OFFSET: 2}
 """Scales, and offsets where there are any."""
 ROWS_AT_A_TIME = 128
-
-
 POINTERS = ("codes", "scales", "offsets", "scale_wholes", "offset_wholes")
 
 
@@ -47,10 +45,7 @@ class MatrixStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("type", "size", "outs", "group", "factors", "span")),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("codes", "scales", "offsets", "scale_wholes", "offset_wholes", "bias")
-        ),
+        *((name, ctypes.c_void_p) for name in (*POINTERS, "bias")),
     )
 
 
@@ -87,14 +82,20 @@ class Source:
         if grouping is None or grouping.group % 2:
             return None
         lowest, highest, offsets = grouping.lowest, grouping.highest, grouping.has_offsets
-        rest = (grouping.group, _FACTORS[grouping.factors], grouping.span)
+        as_stored = (grouping.group, _FACTORS[grouping.factors], grouping.span)
+        # Codes that are moved into range move their offsets, which then need all of a float.
+        moved = (grouping.group, FLOAT, 1)
         if lowest >= -8 and highest <= 7 and not offsets:
-            return cls(weight, Kind(U4, *rest))
-        if lowest >= 0 and highest <= 15 and (offsets or grouping.factors == "float32"):
-            return cls(weight, Kind(U4_OFFSET, *rest))
-        if highest > 127 and grouping.factors != "float32":
+            return cls(weight, Kind(U4, *as_stored))
+        if lowest >= 0 and highest <= 15 and offsets:
+            return cls(weight, Kind(U4_OFFSET, *as_stored))
+        if lowest >= -8 and highest <= 7 and grouping.factors != "parts":
+            return cls(weight, Kind(U4_OFFSET, *moved))
+        if lowest < -128 or highest > 255 or (highest > 127 and lowest < 0):
             return None
-        return cls(weight, Kind(I8_OFFSET if offsets or highest > 127 else I8, *rest))
+        if highest > 127:
+            return cls(weight, Kind(I8_OFFSET, *moved))
+        return cls(weight, Kind(I8_OFFSET if offsets else I8, *as_stored))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -109,11 +110,10 @@ class Source:
         codes, scales, offsets, *wholes = self.weight.grouped(first, last)
         grouping = self.weight.grouping()
         assert grouping is not None
-        if self.kind.type == U4:
-            codes = (codes + 8).view(torch.uint8)
-        if self.kind.type == U4_OFFSET and offsets is None:
-            offsets = torch.zeros_like(scales)
         if self.kind.type in (U4, U4_OFFSET):
+            if self.kind.type == U4 or grouping.lowest < 0:
+                codes = (codes + 8).view(torch.uint8)
+                offsets = None if offsets is None else offsets - 8.0 * scales
             codes = codes[:, 0::2] | codes[:, 1::2] << 4
         elif grouping.highest > 127:
             codes, moved = (codes ^ 128).view(torch.int8), 128.0 * scales
@@ -158,7 +158,7 @@ class Panels:
 
     def put(self, parts: list[Tensor], outs: Tensor) -> None:
         """Rows of a source become the outputs `outs`, counted from the first of these."""
-        lay_out, threads = native.kernel("headlong_lay_out"), torch.get_num_threads()
+        lay_out, threads = native.kernel("headlong_lay_out"), native.num_threads()
         for number, (part, tensor) in enumerate(zip(parts, self.tensors, strict=True)):
             part = part.contiguous()
             together = 2 if self._in_pairs and number == 0 else 1
@@ -202,7 +202,7 @@ class NativeLinear:
     def __call__(self, x_ND: Tensor) -> Tensor:
         x = x_ND.to(torch.float32).contiguous()
         out = x.new_empty(x.shape[0], self.out_features)
-        multiply, threads = native.kernel("headlong_matmul"), torch.get_num_threads()
+        multiply, threads = native.kernel("headlong_matmul"), native.num_threads()
         for panels in self.panels:
             place = out.data_ptr() + panels.column * out.element_size()
             multiply(ctypes.addressof(panels.struct), x.data_ptr(), len(x), place, self.out_features, threads)

@@ -24,6 +24,6 @@ class NativeRmsNorm:
             out.data_ptr(),
             rows,
             size,
-            torch.get_num_threads(),
+            native.num_threads(),
         )
         return out

@@ -1,6 +1,5 @@
 """The gate of an MLP as one native call."""
 
-import torch
 from torch import Tensor
 
 from headlong.ops import native
@@ -11,6 +10,6 @@ def silu_mul(gate_up_NI: Tensor) -> Tensor:
     rows, double = gate_up_NI.shape
     out = gate_up_NI.new_empty(rows, double // 2)
     native.kernel("headlong_silu_mul")(
-        native.address(gate_up_NI), out.data_ptr(), rows, double // 2, torch.get_num_threads()
+        native.address(gate_up_NI), out.data_ptr(), rows, double // 2, native.num_threads()
     )
     return out
