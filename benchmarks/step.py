@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=200)
     parser.add_argument("--prompt-tokens", type=int, default=512)
     args = parser.parse_args()
-    llm = LLM(dtype=args.dtype, mtp="on")
+    llm = LLM(prefix_cache=False, dtype=args.dtype, mtp="on")
     speed = prompt_speed(llm, args.prompt_tokens)
     seconds = clock_stages(llm)
     prompt = llm.service.encode_chat([{"role": "user", "content": PROMPT}])

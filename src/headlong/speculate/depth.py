@@ -140,6 +140,9 @@ class AdaptiveDepths:
         return dict(zip(wishes, depths, strict=True))
 
     def observe(self, plan: Plan, verdict: Verdict, times: StepTimes) -> None:
+        if not plan.num_drafts and not self._gate.made and not self._touring:
+            self._observe_plain(plan, times)
+            return
         self._learn_acceptance(plan, verdict)
         decoding = [row for row in plan.rows if not row.known_tokens]
         passes = {row.request.id: count for row in decoding if (count := self._passes(row))}
@@ -169,6 +172,23 @@ class AdaptiveDepths:
         if self._touring:
             place = self._sampled, bucket(rows)
             self._tours[place] = self._tours.get(place, 0) + 1
+
+    def _observe_plain(self, plan: Plan, times: StepTimes) -> None:
+        """A step without drafts teaches costs alone. Most steps of many rows are such: little may be spent on them."""
+        self.acceptance.tick()
+        self._gate.calibration.tick()
+        self._surprised = False
+        if any(row.known_tokens for row in plan.rows):
+            self._paused = frozenset(row.request.id for row in plan.rows if not row.known_tokens)
+            return
+        rows = len(plan.rows)
+        self._paused = self._whose if rows == len(self._whose) else frozenset(r.request.id for r in plan.rows)
+        self.costs.observe(rows, 0, 0, 0, times.verify, times.draft, regular=False)
+        plain = self.costs.verify.at(rows, 0)
+        self._credit += PROBE_SHARE * plain if self._choosing else 0.0
+        if self._rate_aside is not None:
+            self._credit -= plain - rows / self._rate_aside
+        self._credit = min(self._credit, PROBE_SAVINGS * plain)
 
     def _passes(self, row: RowPlan) -> int:
         """How deep the row drafted, with what was dropped."""
