@@ -13,7 +13,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-TESTS = [f"tests/ops/test_{name}.py" for name in ("native", "native_linear", "vocabulary", "program")]
+TESTS = [f"tests/ops/test_{name}.py" for name in ("native", "native_linear", "vocabulary", "program", "draw")]
 SANITIZERS = [
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=all",

@@ -66,7 +66,7 @@ class Engine:
         )
         self.state = State(specs, model.config.hidden_size, capacity, prefix if config.prefix_cache else None)
         table = SamplingTable(config.max_rows, model.config.vocab_size, built.ops.device)
-        self.sampler = Sampler(table, built.ops.best)
+        self.sampler = Sampler(table, built.ops.best, built.ops.draw)
         self.runner = Runner(model, self.state)
         self.proposer = make_proposer(drafting, config, built, drafter, self.state, self.sampler)
         drafted_by = f"{config.proposer} {config.drafter} {config.draft_quantization} {config.draft_dtype}"

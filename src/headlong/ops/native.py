@@ -25,6 +25,7 @@ _SIGNATURES = {
     "headlong_lay_out": (_POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER, _INT),
     "headlong_embed": (_POINTER, _POINTER, _LONG, _POINTER),
     "headlong_best": (_POINTER, _LONG, _LONG, _POINTER, _INT),
+    "headlong_draw": (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _INT),
     "headlong_delta_net": (_POINTER,) * 4,
     "headlong_attention": (_POINTER,) * 4,
     "headlong_run": (_POINTER, _LONG, _POINTER, _LONG, _POINTER),

@@ -17,6 +17,7 @@ from headlong.ops.best import native as native_best
 from headlong.ops.best import reference as reference_best
 from headlong.ops.delta_net.native import NativeDeltaNet
 from headlong.ops.delta_net.reference import DeltaNetWeights, ReferenceDeltaNet
+from headlong.ops.draw import native as native_draw
 from headlong.ops.embedding.native import NativeEmbedding
 from headlong.ops.embedding.reference import Embedding
 from headlong.ops.gated_attention.native import NativeGatedAttention
@@ -133,6 +134,11 @@ class Ops:
     def best(self) -> Callable[[Tensor], Tensor]:
         """Finds the best token of each row of logits."""
         return native_best.best if self.native else reference_best.best
+
+    @property
+    def draw(self) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """Draws a token for each row of scores by its key; None where the sampler's own way serves."""
+        return native_draw.draw if self.native else None
 
     def embedding(self, weight: Weight) -> Embedding | NativeEmbedding:
         source = self._source(weight) if self.native else None

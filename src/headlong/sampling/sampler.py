@@ -17,10 +17,16 @@ from headlong.types import TokenLogprobs
 class Sampler:
     """Reads a table, changes nothing."""
 
-    def __init__(self, table: SamplingTable, best: Callable[[Tensor], Tensor] = best) -> None:
-        """`best`: the op that finds the best token of each row of logits."""
+    def __init__(
+        self,
+        table: SamplingTable,
+        best: Callable[[Tensor], Tensor] = best,
+        draw: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> None:
+        """Ops: `best` finds the best token of each row of logits, `draw` adds the noise of each row's key first."""
         self.table = table
         self.best = best
+        self._draw = draw
 
     def is_plain(self, slots: Iterable[int]) -> bool:
         """Whether rows in these slots all want the best token of the logits as they are; `best` gives it."""
@@ -64,6 +70,8 @@ class Sampler:
     def draw(self, scores_MV: Tensor, entries: Entries, index: Tensor, stream: int) -> Tensor:
         """argmax(scores + Gumbel noise): a sample of softmax(scores)."""
         key = self._key(entries, index, stream)
+        if self._draw is not None:
+            return self._draw(scores_MV, torch.stack(key, dim=1))
         kept = torch.isfinite(scores_MV)
         # Where little is left, noise for the rest is wasted; finding out would stall a GPU.
         if scores_MV.device.type == "cpu" and kept.sum() * 8 < kept.numel():
