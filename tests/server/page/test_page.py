@@ -46,6 +46,7 @@ class TestPlayground:
         )
         assert "K auto" in readout and "seed 7" in readout
 
+    @pytest.mark.usefixtures("unhurried")
     def test_text_appears_before_the_answer_ends(self, page):
         set_sampling(page, temperature=0, max_tokens=1500)
         ask(page)
