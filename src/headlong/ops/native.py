@@ -43,7 +43,8 @@ class _Threads:
     def __enter__(self) -> None:
         with self._lock:
             if not self._users:
-                self._outside = torch.get_num_threads()
+                # A thread that met torch first while another one was inside has been given one, and keeps it.
+                self._outside = max(self._outside, torch.get_num_threads())
             self._users += 1
         torch.set_num_threads(1)  # of this Python thread; each has a number of its own
 
