@@ -155,10 +155,12 @@ def test_books_of_what_waits_are_checked(built, fault):
     proposer(driver).check_integrity()
     waiting = proposer(driver).waiting._rows["a"]
     if fault == "missing":
-        waiting.tokens.pop()
+        waiting.spans[0].run.tokens.pop()
     elif fault == "too many":
         waiting.start -= MAX_WAITING
-        waiting.tokens.extend([0] * MAX_WAITING)
+        for _ in range(MAX_WAITING):
+            waiting.spans[0].run.tokens.append((0,))
+            waiting.spans[0].run.hidden.append(torch.zeros(1))
     elif fault == "elsewhere":
         waiting.start += 1
     else:

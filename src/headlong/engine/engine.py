@@ -97,6 +97,7 @@ class Engine:
         plan = self.scheduler.plan()
         if not plan.rows:
             return StepOutput(num_waiting=len(self.scheduler.waiting))
+        planned = time.perf_counter()
         draft = self.proposer.propose(plan)
         plan = plan.fitted(draft)
         drafted = time.perf_counter()
@@ -111,9 +112,10 @@ class Engine:
         healthy = not verdict.poisoned
         plan, verdict = self.faults.sort_out(plan, verdict)
         rows = self.scheduler.finish(plan, verdict)
-        draft_seconds = drafted - started + observed - verified
+        draft_seconds = drafted - planned + observed - verified
         if healthy:  # poisoned rows took their time and gave nothing
-            times = StepTimes(draft_seconds, time.perf_counter() - started - draft_seconds)
+            # Without planning, which thinks now and then, and in step with nothing that was planned.
+            times = StepTimes(draft_seconds, time.perf_counter() - planned - draft_seconds)
             self.depths.observe(plan, verdict, times)
         return StepOutput(
             rows=rows,

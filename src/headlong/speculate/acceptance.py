@@ -75,9 +75,9 @@ class Acceptance:
         self._shared_now: _Shared | None = None
         self._step = 0
 
-    def tick(self) -> None:
-        """Another step begins to be observed."""
-        self._step += 1
+    def tick(self, steps: int = 1) -> None:
+        """More steps were taken; the last of them begins to be observed."""
+        self._step += steps
 
     def curve(self, row_id: str) -> Curve:
         if row_id not in self._rows:

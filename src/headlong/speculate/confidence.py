@@ -73,9 +73,9 @@ class Calibration:
             found = (self._stood[number] + BIN_WEIGHT * prior) / (self._tried[number] + BIN_WEIGHT)
             self._odds[number] = _odds(found)
 
-    def tick(self) -> None:
-        """Another step begins to be observed."""
-        self._step += 1
+    def tick(self, steps: int = 1) -> None:
+        """More steps were taken; the last of them begins to be observed."""
+        self._step += steps
 
     def keep(self, row_ids: Iterable[str]) -> None:
         """Forgets all other rows."""

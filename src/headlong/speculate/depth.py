@@ -8,7 +8,7 @@ from headlong.speculate.acceptance import HOPE, Acceptance
 from headlong.speculate.costs import Costs, bucket
 from headlong.speculate.gate import UtilityGate
 from headlong.speculate.profile import Profile
-from headlong.speculate.utility import MARGIN, Candidate, Step, best, expect
+from headlong.speculate.utility import GOING_ON, MARGIN, Candidate, Step, best, expect
 from headlong.types import Gate, Plan, RowPlan, StepTimes, Verdict
 
 PROBE_SHARE = 0.0125
@@ -33,8 +33,11 @@ WORTH_ASKING = 2e-3
 """Seconds of a plain step from which on they are asked: an answer takes the host a twentieth of a millisecond."""
 MORE = 3
 """Drafts beyond the best common depth that a row may have as long as they look good."""
-KEEP = 8
-"""Steps for which a choice stands if nothing new was learned of acceptance."""
+RESTING = 4
+"""Of so many steps in a row that nobody thinks about, one is measured."""
+KEEP, KEEP_PLAIN = 8, 64
+"""Steps for which a choice stands if nothing new was learned of acceptance: one with drafts, and one without, whose
+steps teach nothing of it."""
 
 
 class Wish(NamedTuple):
@@ -94,6 +97,8 @@ class AdaptiveDepths:
             self._tours[False, bucket(cost.rows)] = len(TOUR)
         self._choosing = False
         """Whether there is anything to choose in this step."""
+        self._resting = 0
+        """Steps in a row that were like the one before and not thought about."""
         self._credit = 0.0
         """Seconds that probes may lose; seconds as the tables have them, here and below."""
         self._price = 0.0
@@ -122,6 +127,10 @@ class AdaptiveDepths:
 
     def choose(self, wishes: Mapping[str, Wish], num_prompt_tokens: int) -> Mapping[str, int]:
         self._probing, self._rate_aside, self._touring = {}, None, False
+        resting, self._resting = self._resting, 0
+        if self._rests(wishes):
+            self._resting = resting + 1
+            return dict.fromkeys(wishes, 0)
         sampled = any(wish.sampled for wish in wishes.values())
         if sampled != self._sampled:
             self._sampled = sampled
@@ -132,6 +141,7 @@ class AdaptiveDepths:
             self._keep(frozenset(wishes))
         self._choosing = any(wish.adaptive and wish.limit for wish in wishes.values())
         if not self._choosing:
+            self._resting = resting + 1
             return {row_id: wish.limit for row_id, wish in wishes.items()}
         depths = None if self._is_known(len(wishes)) else self._tour(wishes, num_prompt_tokens)
         if depths is None:
@@ -141,7 +151,8 @@ class AdaptiveDepths:
 
     def observe(self, plan: Plan, verdict: Verdict, times: StepTimes) -> None:
         if not plan.num_drafts and not self._gate.made and not self._touring:
-            self._observe_plain(plan, times)
+            if self._resting % RESTING == 0:
+                self._observe_plain(plan, times)
             return
         self._learn_acceptance(plan, verdict)
         decoding = [row for row in plan.rows if not row.known_tokens]
@@ -163,9 +174,10 @@ class AdaptiveDepths:
         self._credit += PROBE_SHARE * usual if self._choosing else 0.0
         late = 0.0
         if resumed:
-            usual_draft = self.costs.draft.at(len(passes), depth)
-            late = min(max(0.0, self.costs.at_par(times.draft) - usual_draft), usual_draft)
+            more = self.costs.at_par(times.draft) - self.costs.draft.at(len(passes), depth)
+            late = min(max(0.0, more), self.costs.verify.at(rows, 0))
             self._catch_up += 0.25 * (late - self._catch_up)
+            late = self._catch_up  # of one step it may be anything
         if self._rate_aside is not None:
             self._credit -= usual + late - (rows + sum(verdict.accepted)) / self._rate_aside
         self._credit = min(self._credit, PROBE_SAVINGS * self.costs.verify.at(rows, 0))
@@ -174,9 +186,10 @@ class AdaptiveDepths:
             self._tours[place] = self._tours.get(place, 0) + 1
 
     def _observe_plain(self, plan: Plan, times: StepTimes) -> None:
-        """A step without drafts teaches costs alone. Most steps of many rows are such: little may be spent on them."""
-        self.acceptance.tick()
-        self._gate.calibration.tick()
+        """A step without drafts teaches costs alone, and stands for the resting ones before it."""
+        count = RESTING if self._resting else 1
+        self.acceptance.tick(count)
+        self._gate.calibration.tick(count)
         self._surprised = False
         if any(row.known_tokens for row in plan.rows):
             self._paused = frozenset(row.request.id for row in plan.rows if not row.known_tokens)
@@ -185,7 +198,7 @@ class AdaptiveDepths:
         self._paused = self._whose if rows == len(self._whose) else frozenset(r.request.id for r in plan.rows)
         self.costs.observe(rows, 0, 0, 0, times.verify, times.draft, regular=False)
         plain = self.costs.verify.at(rows, 0)
-        self._credit += PROBE_SHARE * plain if self._choosing else 0.0
+        self._credit += count * PROBE_SHARE * plain if self._choosing else 0.0
         if self._rate_aside is not None:
             self._credit -= plain - rows / self._rate_aside
         self._credit = min(self._credit, PROBE_SAVINGS * plain)
@@ -250,6 +263,20 @@ class AdaptiveDepths:
             Candidate(row_id, curve(row_id), wish.limit, wish.adaptive) for row_id, wish in wishes.items()
         ]
 
+    def _rests(self, wishes: Mapping[str, Wish]) -> bool:
+        """Whether nobody drafts, as in the last step, and nothing is to be thought of anew. Most steps of many rows are
+        such: little may be spent on them."""
+        if self._choice is None or self._surprised or not self._choosing:
+            return False
+        looks = self._until_probe <= 1 and self._credit >= self._price
+        whose, chosen, left = self._choice
+        if looks or not left or any(chosen.depths) or wishes.keys() != self._whose:
+            return False
+        self._choice = (whose, chosen, left - 1)
+        self._until_probe -= 1
+        self._gate.made.clear()
+        return True
+
     def _best(self, wishes: Mapping[str, Wish]) -> Step:
         if self._choice is not None:
             whose, chosen, left = self._choice
@@ -257,8 +284,8 @@ class AdaptiveDepths:
                 self._choice = (whose, chosen, left - 1)
                 return chosen
         drafting = self._choice is not None and any(self._choice[1].depths)
-        chosen = best(self._candidates(wishes), self.costs, 1.0 if drafting else MARGIN)
-        self._choice = (wishes, chosen, KEEP)
+        chosen = best(self._candidates(wishes), self.costs, GOING_ON if drafting else MARGIN)
+        self._choice = (wishes, chosen, KEEP if any(chosen.depths) else KEEP_PLAIN)
         return chosen
 
     def _is_known(self, rows: int) -> bool:

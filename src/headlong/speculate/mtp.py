@@ -37,13 +37,17 @@ class MtpProposer:
         self.max_drafts = state.max_drafts
         self.reader = PairReader(model, head, state)
         self.waiting = WaitingPairs(state)
+        self._resumed: set[str] = set()
+        """Rows of this step that had paused."""
 
     def propose(self, plan: Plan) -> Draft | None:
+        self._resumed.clear()
         numbers = [number for number, row in enumerate(plan.rows) if row.num_drafts]
         if not numbers:
             return None
         rows = [plan.rows[number] for number in numbers]
-        if owed := self.waiting.take(row.request.id for row in rows):
+        self._resumed = {row.request.id for row in rows if self.waiting.holds(row.request.id)}
+        if owed := self.waiting.take(self._resumed):
             self.reader.read(owed)
         device = self.state.carry_SD.device
         hidden_LD = self.state.carry_SD[torch.tensor([row.slot for row in rows], device=device)]
@@ -79,12 +83,10 @@ class MtpProposer:
     def observe(
         self, plan: Plan, batch: Batch, context: Context, hidden_ND: Tensor, verdict: Verdict
     ) -> None:
-        self.waiting.forget_the_gone()
         now, later, flat = [], [], 0
         for number, row in enumerate(plan.rows):
             if row.request.draft_tokens:
-                pausing = row.request.adaptive and not row.num_drafts and not row.known_tokens
-                (later if pausing else now).append((number, flat))
+                (later if self._pauses(row, verdict.accepted[number]) else now).append((number, flat))
             flat += row.query_len
         if later and (full := self.waiting.add(later, plan, hidden_ND, verdict)):
             self.settle(full)
@@ -107,6 +109,12 @@ class MtpProposer:
 
     def check_integrity(self) -> None:
         self.waiting.check()
+
+    def _pauses(self, row: RowPlan, accepted: int) -> bool:
+        """Whether the row's pair may wait. One that had paused and saw all its drafts fail will pause again."""
+        if row.known_tokens or not row.request.adaptive:
+            return False
+        return not row.num_drafts or (not accepted and row.request.id in self._resumed)
 
     def _read_all(
         self, plan: Plan, batch: Batch, context: Context, hidden_ND: Tensor, verdict: Verdict
@@ -141,7 +149,7 @@ class MtpProposer:
             hidden = torch.cat([first_D[None], hidden])
             tokens = [row.known_tokens[0], *tokens]
             held.unprimed = []
-        return Pairs(held, start, hidden, tokens)
+        return Pairs(held, start, hidden, torch.tensor(tokens, device=hidden.device))
 
     def _unprimed(self, row: RowPlan) -> list[tuple[int, Tensor]]:
         return self.state.rows[row.request.id].unprimed

@@ -5,7 +5,6 @@ therefore read in two passes: keys and values of all but the last ones, then the
 positions, not who waits for what.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from headlong.state.pages import page_table
 from headlong.state.state import RowState, State
 from headlong.types import Rows
 
-WHOLE = 32
+WHOLE = 8
 """So many pairs at most are read whole in one pass: the second pass would cost more than it saves."""
 
 
@@ -29,10 +28,16 @@ class Pairs(NamedTuple):
     held: RowState
     start: int
     hidden_ND: Tensor
-    tokens: Sequence[int]
+    tokens_N: Tensor
+
+    @property
+    def end(self) -> int:
+        return self.start + self.tokens_N.shape[0]
 
     def part(self, first: int, last: int) -> "Pairs":
-        return Pairs(self.held, self.start + first, self.hidden_ND[first:last], self.tokens[first:last])
+        """Those at positions first…last − 1."""
+        own = slice(first - self.start, last - self.start)
+        return Pairs(self.held, first, self.hidden_ND[own], self.tokens_N[own])
 
 
 class PairReader:
@@ -46,10 +51,11 @@ class PairReader:
     def read(self, rows: list[Pairs]) -> None:
         """Primes the head with these pairs; the last of each row gives its carry. Later than at once makes no
         difference: what a pair leaves depends on the pairs before it alone."""
-        if sum(len(row.tokens) for row in rows) > WHOLE:
-            self.write([row.part(0, len(row.tokens) - 1) for row in rows if len(row.tokens) > 1])
-            rows = [row.part(len(row.tokens) - 1, len(row.tokens)) for row in rows]
-        lens = tuple(len(row.tokens) for row in rows)
+        if sum(row.end - row.start for row in rows) > WHOLE:
+            if earlier := [row.part(row.start, row.end - 1) for row in rows if row.end > row.start + 1]:
+                self.write(earlier)
+            rows = [row.part(row.end - 1, row.end) for row in rows]
+        lens = tuple(row.end - row.start for row in rows)
         context = self._context(rows, [row.start for row in rows], lens, [row.held.pages for row in rows])
         out_ND = self.head.forward(*self._inputs(rows), context, self.state.layers)
         last, total = [], 0
@@ -64,7 +70,7 @@ class PairReader:
         size = self.state.page_size
         starts, lens, pages = [], [], []
         for row in rows:
-            position, end = row.start, row.start + len(row.tokens)
+            position, end = row.start, row.end
             while position < end:
                 count = min(end, position - position % size + size) - position
                 starts.append(position % size)
@@ -75,18 +81,18 @@ class PairReader:
         self.head.remember(*self._inputs(rows), context, self.state.layers)
 
     def _inputs(self, rows: list[Pairs]) -> tuple[Tensor, Tensor]:
-        tokens = [token for row in rows for token in row.tokens]
-        hidden = [row.hidden_ND for row in rows]
-        hidden_ND = hidden[0] if len(hidden) == 1 else torch.cat(hidden)
-        return self.model.embed(torch.tensor(tokens, device=hidden_ND.device)), hidden_ND
+        if len(rows) == 1:
+            return self.model.embed(rows[0].tokens_N), rows[0].hidden_ND
+        tokens_N = torch.cat([row.tokens_N for row in rows])
+        return self.model.embed(tokens_N), torch.cat([row.hidden_ND for row in rows])
 
     def _context(
         self, rows: list[Pairs], starts: list[int], lens: tuple[int, ...], pages: list[list[int]]
     ) -> Context:
         """Rotations by the pairs' true positions; where they are written, by the starts and pages given."""
         ops, device = self.model.ops, self.state.carry_SD.device
-        positions = [row.start + place for row in rows for place in range(len(row.tokens))]
-        rotation = angles(torch.tensor(positions, device=device), self.model.rotary, ops.activation_dtype)
+        positions_N = torch.cat([torch.arange(row.start, row.end, device=device) for row in rows])
+        rotation = angles(positions_N, self.model.rotary, ops.activation_dtype)
         nothing = (0,) * len(lens)
         step = Rows(nothing, tuple(starts), lens, nothing, nothing)
         return Context(rotation, ops.plan_attention(step, page_table(pages, device), self.state.page_size))

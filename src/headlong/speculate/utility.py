@@ -6,9 +6,9 @@ from typing import NamedTuple
 from headlong.speculate.acceptance import Curve
 from headlong.speculate.costs import Costs
 
-MARGIN = 1.02
-"""Times plain decoding's rate that drafting must promise to begin: what is not modelled, such as a head that has to
-catch up after a pause, is on plain's side. To go on it need not."""
+MARGIN, GOING_ON = 1.02, 1.01
+"""Times plain decoding's rate that drafting must promise to begin, and to go on: what is not modelled, such as a head
+that has to catch up after a pause, is on plain's side."""
 OWN_MARGIN = 1.03
 """Times the rate of one depth for all that depths of their own must promise: what is known of one row is little, and
 the best of many guesses looks better than it is."""

@@ -1,11 +1,12 @@
 """Pairs (target hidden, next token) that the MTP head has yet to read, for rows that do not draft at the moment.
 
-Hidden states stay where the target's steps left them until they are wanted. Of a row whose pairs were written, the
-last one stays: when the row drafts again, the head has to say something of it.
+Most steps feed the same rows as the step before, a token each: such a run of steps is one list, and a row knows the
+runs it is in. Hidden states stay where the target's steps left them until they are wanted. Of a row whose pairs were
+written, the last one is kept: when the row drafts again, the head has to say something of it.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -17,12 +18,26 @@ from headlong.types import Plan, Verdict
 
 MAX_WAITING = 64
 """Pairs that wait for each row; then they are to be written. Bounds the memory, and more at once would save nothing."""
+ENOUGH = MAX_WAITING // 2
+"""Pairs that are written along with those of a row that has so many: one pass for several rows costs little more."""
 
 
-class Place(NamedTuple):
-    """Where a hidden state is: in which step's tensor, and which line of it."""
+@dataclass
+class _Run:
+    """Steps, one after the other, that had a pair for each of the same rows."""
 
-    step: int
+    row_ids: tuple[str, ...]
+    most: int
+    """Steps after which one of its rows has as many pairs as may wait."""
+    tokens: list[tuple[int, ...]] = field(default_factory=list)
+    hidden: list[Tensor] = field(default_factory=list)
+    """[rows, D] for each step."""
+
+
+class _Span(NamedTuple):
+    """A row's pairs of a run."""
+
+    run: _Run
     line: int
 
 
@@ -31,15 +46,15 @@ class _Row:
     held: RowState
     """Whose the pairs are. A row that was put back and came again holds another."""
     start: int
-    """Position of the first."""
-    tokens: list[int]
-    places: list[Place]
-    num_written: int = 0
-    """Of the first ones, keys and values are in place: of one at most."""
+    """Position of the first that is not written."""
+    spans: list[_Span] = field(default_factory=list)
+    """What is not written."""
+    last: Pairs | None = None
+    """Of what was written, the last pair."""
 
     @property
     def num_unwritten(self) -> int:
-        return len(self.tokens) - self.num_written
+        return sum(len(span.run.tokens) for span in self.spans)
 
 
 class WaitingPairs:
@@ -48,109 +63,115 @@ class WaitingPairs:
     def __init__(self, state: State) -> None:
         self._state = state
         self._rows: dict[str, _Row] = {}
-        self._steps: dict[int, Tensor] = {}
-        """Hidden states of the steps that rows wait since, oldest first."""
-        self._number = 0
+        self._run: _Run | None = None
+        """The one that goes on if the next step has the same rows."""
 
     def add(self, rows: list[tuple[int, int]], plan: Plan, hidden_ND: Tensor, verdict: Verdict) -> list[str]:
         """One pair of each of these rows, given by their number in the plan and their line of the step. Gives the rows
-        that have enough."""
+        to write if one of them has as many as may wait."""
         # A prompt's hidden states are not to be kept for the sake of few lines.
         if len(rows) < len(hidden_ND):
             hidden_ND = hidden_ND[torch.tensor([line for _, line in rows], device=hidden_ND.device)]
-        self._number += 1
-        self._steps[self._number] = hidden_ND
-        full = []
-        for line, (number, _) in enumerate(rows):
-            row = plan.rows[number]
-            waiting = self._rows.get(row.request.id)
-            if waiting is None:
-                held = self._state.rows[row.request.id]
-                waiting = self._rows[row.request.id] = _Row(held, row.start, [], [])
-            waiting.tokens.append(verdict.tokens[number][0])
-            waiting.places.append(Place(self._number, line))
-            age = self._number - waiting.places[0].step
-            if waiting.num_unwritten >= MAX_WAITING or age > 2 * MAX_WAITING:
-                full.append(row.request.id)
-        return full
+        row_ids = tuple([plan.rows[number].request.id for number, _ in rows])
+        run = self._run
+        if run is None or run.row_ids != row_ids:
+            run = self._run = self._begin(row_ids, [plan.rows[number].start for number, _ in rows])
+        run.tokens.append(tuple([verdict.tokens[number][0] for number, _ in rows]))
+        run.hidden.append(hidden_ND)
+        if len(run.tokens) < run.most:
+            return []
+        return [row_id for row_id in row_ids if self._rows[row_id].num_unwritten >= ENOUGH]
+
+    def holds(self, row_id: str) -> bool:
+        """Whether a pair of the row is here, written or not."""
+        return self._living(row_id) is not None
 
     def count(self, row_id: str) -> int:
         """Pairs of a row that are not written."""
-        waiting = self._rows.get(row_id)
+        waiting = self._living(row_id)
         return 0 if waiting is None else waiting.num_unwritten
 
     def unwritten(self, row_ids: Iterable[str]) -> list[Pairs]:
         """What is to be written of these rows; the caller does it. Their last pairs stay."""
-        found = []
-        for row_id in row_ids:
-            waiting = self._living(row_id)
-            if waiting is not None and waiting.num_unwritten:
-                found.append((waiting, waiting.num_written))
-        pairs = self._gather(found)
-        for waiting, _ in found:
-            waiting.start += len(waiting.tokens) - 1
-            del waiting.tokens[:-1], waiting.places[:-1]
-            waiting.num_written = 1
-        self._trim()
+        rows = [row for row_id in row_ids if (row := self._living(row_id)) is not None and row.spans]
+        pairs = self._gather(rows)
+        for row, own in zip(rows, pairs, strict=True):
+            last = own.part(own.end - 1, own.end)
+            row.last = last._replace(hidden_ND=last.hidden_ND.clone())  # not to keep all of them for it
+            row.start = own.end
+            row.spans.clear()
         return pairs
 
     def take(self, row_ids: Iterable[str]) -> list[Pairs]:
-        """All that waits for these rows; afterwards nothing does."""
-        found = []
+        """All that waits for these rows, from the last that was written on; afterwards nothing does."""
+        rows = []
         for row_id in row_ids:
-            waiting = self._living(row_id)
-            if waiting is not None:
-                found.append((waiting, 0))
+            if (row := self._living(row_id)) is not None:
+                rows.append(row)
                 del self._rows[row_id]
-        pairs = self._gather(found)
-        self._trim()
-        return pairs
+        return self._gather(rows, whole=True)
 
     def check(self) -> None:
         """Asserts, between steps, that each living row's pairs are those up to its length, and few enough."""
         for row_id, row in self._rows.items():
             if self._state.rows.get(row_id) is not row.held:
                 continue
-            end = row.start + len(row.tokens)
+            end = row.start + row.num_unwritten
             assert end == row.held.length, f"{row_id}: pairs wait up to {end}, not {row.held.length}"
-            assert 0 <= row.num_unwritten < MAX_WAITING and row.num_written <= 1, f"{row_id}: too many wait"
+            assert row.num_unwritten < MAX_WAITING, f"{row_id}: too many wait"
             assert not row.held.unprimed, f"{row_id}: a pair before those that wait is missing"
-            assert len(row.places) == len(row.tokens) and all(p.step in self._steps for p in row.places)
+            for run, line in row.spans:
+                assert run.row_ids[line] == row_id and len(run.tokens) == len(run.hidden)
 
     def forget_the_gone(self) -> None:
-        count = len(self._rows)
         for row_id in list(self._rows):
             self._living(row_id)
-        if len(self._rows) < count:
-            self._trim()
+
+    def _begin(self, row_ids: tuple[str, ...], starts: list[int]) -> _Run:
+        self.forget_the_gone()
+        run, most = _Run(row_ids, MAX_WAITING), 0
+        for line, (row_id, start) in enumerate(zip(row_ids, starts, strict=True)):
+            row = self._rows.get(row_id)
+            if row is None:
+                row = self._rows[row_id] = _Row(self._state.rows[row_id], start)
+            most = max(most, row.num_unwritten)
+            row.spans.append(_Span(run, line))
+        run.most -= most
+        return run
 
     def _living(self, row_id: str) -> _Row | None:
         waiting = self._rows.get(row_id)
         if waiting is not None and self._state.rows.get(row_id) is not waiting.held:
             del self._rows[row_id]
+            self._run = None
             return None
         return waiting
 
-    def _gather(self, rows: list[tuple[_Row, int]]) -> list[Pairs]:
-        """Each row's pairs from the given one on."""
+    def _gather(self, rows: list[_Row], *, whole: bool = False) -> list[Pairs]:
+        """What is not written of these rows, or the `whole` of what is here. No run of theirs goes on."""
         if not rows:
             return []
-        steps = sorted({place.step for row, first in rows for place in row.places[first:]})
-        begins, total = {}, 0
-        for step in steps:
-            begins[step] = total
-            total += len(self._steps[step])
-        lines = [begins[place.step] + place.line for row, first in rows for place in row.places[first:]]
-        together_ND = torch.cat([self._steps[step] for step in steps])
-        hidden_ND = together_ND[torch.tensor(lines, device=together_ND.device)]
-        pairs, done = [], 0
-        for row, first in rows:
-            tokens = row.tokens[first:]
-            pairs.append(Pairs(row.held, row.start + first, hidden_ND[done : done + len(tokens)], tokens))
-            done += len(tokens)
+        self._run = None
+        runs = {id(span.run): span.run for row in rows for span in row.spans}
+        # [rows, steps, D] and [rows, steps]: what belongs to a row lies together.
+        hidden = {key: torch.stack(run.hidden, dim=1) for key, run in runs.items()}
+        device = self._state.carry_SD.device
+        tokens = {key: torch.tensor(run.tokens, device=device).T for key, run in runs.items()}
+        pairs = []
+        for row in rows:
+            own = [
+                Pairs(row.held, row.start, hidden[id(run)][line], tokens[id(run)][line])
+                for run, line in row.spans
+            ]
+            pairs.append(_joined([row.last, *own] if whole and row.last is not None else own))
         return pairs
 
-    def _trim(self) -> None:
-        oldest = min((row.places[0].step for row in self._rows.values()), default=self._number + 1)
-        for step in [step for step in self._steps if step < oldest]:
-            del self._steps[step]
+
+def _joined(parts: list[Pairs]) -> Pairs:
+    """Each going on where the one before it ends."""
+    if len(parts) == 1:
+        return parts[0]
+    return parts[0]._replace(
+        hidden_ND=torch.cat([part.hidden_ND for part in parts]),
+        tokens_N=torch.cat([part.tokens_N for part in parts]),
+    )

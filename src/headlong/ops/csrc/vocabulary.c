@@ -4,6 +4,8 @@
 #include "matmul.h"
 #include "threads.h"
 
+enum { TOKENS_EACH = 8 /* of the embedding, that are worth a thread */ };
+
 INLINE float from_f16(uint16_t h) {
     uint32_t rest = (uint32_t)(h & 0x7FFF) << 13, bits;
     float x;
@@ -49,15 +51,27 @@ static void weight_row(const Matrix *w, int64_t token, float *out) {
         }
 }
 
+typedef struct {
+    const Matrix *w;
+    const int64_t *tokens;
+    float *out;
+} Lookup;
+
 /* A token that does not exist is no number, which ends its row and nobody else's. */
-void headlong_embed(const Matrix *w, const int64_t *tokens, int64_t count, float *out) {
-    for (int64_t i = 0; i < count; i++) {
-        float *own = out + i * w->size;
-        if (tokens[i] >= 0 && tokens[i] < w->outs)
-            weight_row(w, tokens[i], own);
+static void look_up(const void *given, int64_t first, int64_t last) {
+    const Lookup *job = given;
+    for (int64_t i = first; i < last; i++) {
+        float *own = job->out + i * job->w->size;
+        if (job->tokens[i] >= 0 && job->tokens[i] < job->w->outs)
+            weight_row(job->w, job->tokens[i], own);
         else
-            for (int64_t k = 0; k < w->size; k++) own[k] = NAN;
+            for (int64_t k = 0; k < job->w->size; k++) own[k] = NAN;
     }
+}
+
+void headlong_embed(const Matrix *w, const int64_t *tokens, int64_t count, float *out, int threads) {
+    Lookup job = {w, tokens, out};
+    share(look_up, &job, count, TOKENS_EACH, threads);
 }
 
 typedef struct {

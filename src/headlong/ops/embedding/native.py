@@ -20,6 +20,10 @@ class NativeEmbedding:
         assert tokens_N.dtype == torch.long
         out = torch.empty(len(tokens_N), self.linear.in_features)
         native.kernel("headlong_embed")(
-            ctypes.addressof(self._panels.struct), tokens_N.data_ptr(), len(tokens_N), out.data_ptr()
+            ctypes.addressof(self._panels.struct),
+            tokens_N.data_ptr(),
+            len(tokens_N),
+            out.data_ptr(),
+            native.num_threads(),
         )
         return out
