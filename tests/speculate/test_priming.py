@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from headlong.speculate.mtp import MtpProposer
+from headlong.speculate.priming import WHOLE
 from headlong.speculate.waiting import MAX_WAITING
 from headlong.state.layer import KvState
 from support import tiny
@@ -22,7 +23,7 @@ def built(request, tmp_path_factory):
 
 
 def opened(built, scripts, *, adaptive=True):
-    driver = Driver(built, max_rows=4)
+    driver = Driver(built, max_rows=max(4, len(scripts)))
     for row, script in scripts.items():
         driver.open(row, script)
         driver.requests[row] = replace(driver.requests[row], adaptive=adaptive)
@@ -145,6 +146,35 @@ def test_settled_rows_owe_nothing(built):
     proposer(lazy).settle(["a"])
     for row in "ab":
         assert_alike(lazy, eager, row)
+
+
+def test_many_rows_resume_with_a_pair_each(built):
+    """More pairs than are read whole in one pass, and none before any of them."""
+    texts = {row: script(built, 60, seed=ord(row)) for row in "abcdefghijkl"}
+    eager, lazy = opened(built, texts, adaptive=False), opened(built, texts)
+    for driver in (eager, lazy):
+        for row in texts:
+            driver.feed(row, [9])
+        driver.step(*(Decode(row) for row in texts))
+    assert len(texts) > WHOLE and all(proposer(lazy).waiting.count(row) == 1 for row in texts)
+    depths = dict.fromkeys(texts, 2)
+    assert lazy.propose_all(depths) == eager.propose_all(depths)
+
+
+def test_a_row_that_tries_again_in_vain_goes_on_waiting(built, monkeypatch):
+    text = {"a": script(built, 60, seed=5)}
+    eager, lazy = opened(built, text, adaptive=False), opened(built, text)
+    for driver in (eager, lazy):
+        driver.feed("a", [9])
+        driver.decode("a", 4)
+        driver.propose("a", 2)
+        driver.step(driver.draft("a", 2, 0, seed=3))
+    assert proposer(lazy).waiting.count("a") == 1
+    sizes = count_passes(lazy, monkeypatch)
+    for driver in (eager, lazy):
+        driver.decode("a", 3)
+    assert sizes == [] and proposer(lazy).waiting.count("a") == 4
+    assert_alike(lazy, eager, "a")
 
 
 @pytest.mark.parametrize("fault", ["missing", "too many", "elsewhere", "unprimed"])

@@ -234,7 +234,7 @@ class AdaptiveDepths:
         if learned and self._choice is not None:
             # Rows learn little in a step, and looking at all of them takes its time.
             whose, chosen, left = self._choice
-            self._choice = (whose, chosen, min(left, max(2, len(plan.rows) // 8)))
+            self._choice = (whose, chosen, min(left, max(3, len(plan.rows) // 8)))
 
     def _keep(self, row_ids: frozenset[str]) -> None:
         """Forgets all other rows."""
