@@ -31,7 +31,7 @@ MAX_NAME_BYTES = 65_535
 
 _MAGIC = b"GGUF"
 _LFS_POINTER = b"version https://git-lfs"
-_FIRST_READ = 2**20
+_FIRST_READ = 2**23
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _SCALARS = {
     0: np.dtype("<u1"),
@@ -258,21 +258,26 @@ class _Header:
 
     def _strings(self, count: int) -> list[str]:
         """The hot loop of the reader: a vocabulary and its merges are half a million strings."""
-        data, at, end = self.data, self.at, len(self.data)
-        strings: list[str] = []
+        data, at = self.data, self.at
+        pieces: list[bytes] = []
         try:
             for _ in range(count):
-                if at + 8 > end:
-                    self._beyond(at + 8)
                 start = at + 8
                 at = start + _LENGTH.unpack_from(data, at)[0]
-                if at > end:
-                    self._beyond(at)
-                strings.append(data[start:at].decode())
-        except UnicodeDecodeError as error:
-            raise self.fault(f"string {len(strings)} is not UTF-8 ({error.reason})") from None
+                pieces.append(data[start:at])  # less of it where the data ends before
+        except (struct.error, IndexError, OverflowError):
+            self._beyond(at + 8)
+        if at > len(data):
+            self._beyond(at)
         self.at = at
-        return strings
+        return self._decoded(pieces)
+
+    def _decoded(self, pieces: list[bytes]) -> list[str]:
+        try:
+            return [piece.decode() for piece in pieces]
+        except UnicodeDecodeError as error:
+            number = next(n for n, piece in enumerate(pieces) if piece == error.object)
+            raise self.fault(f"string {number} is not UTF-8 ({error.reason})") from None
 
     def _value(self, kind: int, depth: int) -> Any:
         if kind == _ARRAY:

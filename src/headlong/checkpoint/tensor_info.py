@@ -77,6 +77,14 @@ def room_for(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | 
     return torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8).view(dtype).view(shape)
 
 
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Of a large one on the CPU the system gives the pages, zeroed, when they are first used: what is never used takes
+    neither time nor memory."""
+    result = room_for(shape, dtype, device)
+    own_pages = result.device.type == "cpu" and result.nbytes >= OWN_PAGES
+    return result if own_pages else result.zero_()
+
+
 def read_tensor(info: TensorInfo, device: torch.device | str = "cpu") -> torch.Tensor:
     """Reads exactly that tensor's bytes into a new tensor that owns its memory."""
     result = room_for(info.stored_shape, info.stored_dtype, device)

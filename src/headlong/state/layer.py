@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headlong.checkpoint.tensor_info import zeros
 from headlong.errors import ConfigError
 from headlong.ops.gated_delta.reference import DeltaState
 from headlong.ops.paged_attention.reference import HEAD_ALIGN
@@ -65,15 +66,19 @@ def allocate(name: str, spec: LayerSpec, capacity: Capacity) -> LayerState:
     if isinstance(spec, KvSpec):
         width = spec.head_dim + -spec.head_dim % HEAD_ALIGN
         shape = (c.num_pages + 1, spec.num_heads, c.page_size, width)
-        return KvState(*(torch.zeros(shape, dtype=c.kv_dtype, device=c.device) for _ in range(2)))
+        return KvState(*(zeros(shape, c.kv_dtype, c.device) for _ in range(2)))
     if not isinstance(spec, DeltaNetSpec):
         raise ConfigError(
             f"{name}: its state ({type(spec).__name__}) cannot be rolled back, so it cannot be served"
         )
-    sizes = (spec.num_heads, spec.key_dim, spec.value_dim, c.max_drafts)
-    delta = DeltaState.zeros(c.num_slots + 1, *sizes, dtype=c.dtype, device=c.device)
-    shape = (c.num_slots + 1, spec.conv_kernel - 1 + c.max_drafts, spec.conv_channels)
-    return DeltaNetState(delta, torch.zeros(shape, dtype=c.dtype, device=c.device))
+    places, width = c.num_slots + 1, spec.key_dim + spec.value_dim + 2
+    shapes = (
+        (places, spec.num_heads, spec.key_dim, spec.value_dim),
+        (places, c.max_drafts, spec.num_heads, width),
+        (places, spec.conv_kernel - 1 + c.max_drafts, spec.conv_channels),
+    )
+    memory, drafts, windows = (zeros(shape, c.dtype, c.device) for shape in shapes)
+    return DeltaNetState(DeltaState(memory, drafts), windows)
 
 
 def bytes_per_token(specs: list[LayerSpec], kv_dtype: torch.dtype) -> int:

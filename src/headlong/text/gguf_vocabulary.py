@@ -80,7 +80,7 @@ def _array(
     metadata: Mapping[str, Any], key: str, kinds: tuple[type, ...], length: int | None = None
 ) -> list[Any]:
     values = metadata.get(PREFIX + key)
-    if not isinstance(values, list) or not all(type(value) in kinds for value in values):
+    if not isinstance(values, list) or not set(map(type, values)) <= set(kinds):
         raise _fault(key, f"must be an array of {kinds[0].__name__}; convert the model again")
     if length is not None and len(values) != length:
         raise _fault(key, f"{len(values)} entries for {length} tokens; convert the model again")
@@ -103,13 +103,23 @@ def _tokens(metadata: Mapping[str, Any]) -> tuple[list[str], list[int]]:
     size = len(tokens)
     while size and types[size - 1] == TokenType.UNUSED:
         size -= 1
-    seen = {token: id for id, token in reversed(list(enumerate(tokens[:size])))}
-    for id, token in enumerate(tokens[:size]):
-        if token and seen[token] != id:
-            raise _fault(
-                "tokens", f"tokens {seen[token]} and {id} are both {token!r}; convert the model again"
-            )
-    return tokens[:size], types[:size]
+    tokens, types = tokens[:size], types[:size]
+    if len(set(tokens)) + max(0, tokens.count("") - 1) < size:
+        first, second = _twins(tokens)
+        raise _fault(
+            "tokens", f"tokens {first} and {second} are both {tokens[first]!r}; convert the model again"
+        )
+    return tokens, types
+
+
+def _twins(tokens: list[str]) -> tuple[int, int]:
+    """The first token that occurs again, and where."""
+    seen: dict[str, int] = {}
+    for id, token in enumerate(tokens):
+        if token and token in seen:
+            return seen[token], id
+        seen[token] = id
+    raise AssertionError("no token occurs twice")
 
 
 def _special_ids(metadata: Mapping[str, Any], size: int, defaults: Mapping[str, int]) -> dict[str, int]:

@@ -36,7 +36,7 @@ _STORED_AS = {
 }
 _NUM_FACTORS = {I8: 1, I8_OFFSET: 2, U4: 1, U4_OFFSET: 2}
 """Scales, and offsets where there are any."""
-ROWS_AT_A_TIME = 128
+ELEMENTS_AT_A_TIME = 2**20
 POINTERS = ("codes", "scales", "offsets", "scale_wholes", "offset_wholes")
 
 
@@ -62,7 +62,7 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """A matrix that can be laid out, `ROWS_AT_A_TIME` rows at a time, so that little of it is held twice."""
+    """A matrix that can be laid out, some rows at a time, so that little of it is held twice."""
 
     weight: Weight
     kind: Kind
@@ -223,10 +223,10 @@ def _panels(sources: Sequence[Source], order: Tensor | None, bias: Tensor | None
         own = None if bias is None else bias[first : first + count].contiguous()
         panels.append(Panels(kinds[number], sources[0].shape[1], count, first, own))
         first += count
-    before = 0
+    before, at_a_time = 0, max(1, ELEMENTS_AT_A_TIME // sources[0].shape[1])
     for source in sources:
-        for begin in range(0, source.shape[0], ROWS_AT_A_TIME):
-            end = min(begin + ROWS_AT_A_TIME, source.shape[0])
+        for begin in range(0, source.shape[0], at_a_time):
+            end = min(begin + at_a_time, source.shape[0])
             _put(source.rows(begin, end), place_O[before + begin : before + end], panels)
         before += source.shape[0]
     return panels
