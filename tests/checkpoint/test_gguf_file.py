@@ -193,6 +193,10 @@ HOSTILE = {
         blob((key("k", ARRAY, array(STRING, 2, string("a") + string(b"\xc3"))),)),
         "key 'k': string 1 is not UTF-8",
     ),
+    "length of one of several": (
+        blob((key("k", ARRAY, array(STRING, 2, struct.pack("<Q", 2**64 - 1) + b"x" * 16)),)),
+        "key 'k': the header goes on",
+    ),
     "array length": (blob((key("k", ARRAY, array(U32, 2**62)),), data=b"\0" * 64), "do not fit"),
     "strings length": (blob((key("k", ARRAY, array(STRING, 2**61)),), data=b"\0" * 64), "do not fit"),
     "array type": (blob((key("k", ARRAY, array(77, 1, b"\0" * 8)),)), "unknown value type 77"),

@@ -265,7 +265,7 @@ class _Header:
                 start = at + 8
                 at = start + _LENGTH.unpack_from(data, at)[0]
                 pieces.append(data[start:at])  # less of it where the data ends before
-        except (struct.error, IndexError, OverflowError):
+        except (struct.error, OverflowError):
             self._beyond(at + 8)
         if at > len(data):
             self._beyond(at)
