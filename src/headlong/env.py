@@ -1,9 +1,9 @@
 """Every environment variable Headlong reads, and the cores it may use. A value that cannot be parsed is an error, not a
 default.
 
-HEADLONG_NATIVE and HEADLONG_CONFIG have their functions here; every setting of the server has a variable too, named
-after its field, which `server/settings_sources.py` reads through `settings_given`. Cores are counted from what the
-kernel tells a process of itself; how many threads to start is not decided here.
+HEADLONG_NATIVE, HEADLONG_TRITON and HEADLONG_CONFIG have their functions here; every setting of the server has a
+variable too, named after its field, which `server/settings_sources.py` reads through `settings_given`. Cores are
+counted from what the kernel tells a process of itself; how many threads to start is not decided here.
 """
 
 import os
@@ -26,6 +26,15 @@ def native_library() -> Path | None:
     return None if value in ("0", "1") else Path(value).resolve()
 
 
+def triton_ops_wanted(device_type: str) -> bool:
+    """HEADLONG_TRITON: 1 (default) uses Triton's kernels on CUDA devices, 0 nowhere; `interpret` also on the CPU, where
+    Triton's interpreter runs them (TRITON_INTERPRET=1): slow, for tests."""
+    value = os.environ.get("HEADLONG_TRITON", "1")
+    if value not in ("0", "1", "interpret"):
+        raise ConfigError(f"HEADLONG_TRITON must be 0, 1 or interpret, not {value!r}")
+    return value != "0" if device_type == "cuda" else value == "interpret"
+
+
 def config_file() -> str | None:
     """HEADLONG_CONFIG: the server's config.yml; without it none is read."""
     return os.environ.get("HEADLONG_CONFIG")
@@ -33,7 +42,7 @@ def config_file() -> str | None:
 
 def settings_given() -> dict[str, str]:
     """Every other HEADLONG_ variable, by its whole name."""
-    own = ("HEADLONG_NATIVE", "HEADLONG_CONFIG")
+    own = ("HEADLONG_NATIVE", "HEADLONG_TRITON", "HEADLONG_CONFIG")
     return {name: value for name, value in os.environ.items() if name.startswith(PREFIX) and name not in own}
 
 

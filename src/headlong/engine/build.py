@@ -183,8 +183,6 @@ def build(blueprint: Blueprint, *, device: torch.device, progress: ProgressFn = 
     """Reads the weights, one tensor at a time."""
     chosen = blueprint.dtype(device)
     log.info("dtype %s (stored %s) on %s", chosen, blueprint.stored_dtype() or "packed", device)
-    if device.type == "cuda" and chosen != torch.float64:
-        log.warning("on CUDA matmuls are not batch-invariant yet: drafting may decide a near-tie differently")
     ops = Ops(chosen, device)
     _keep_to_the_cores()
     with torch.inference_mode():

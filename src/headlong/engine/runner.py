@@ -1,15 +1,21 @@
 """Turns a plan and its drafts into one ragged batch and runs the model over it. Decides nothing."""
 
-import torch
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from headlong.layers.context import Context
 from headlong.models.decoder import DecoderModel
+from headlong.ops.graphs import Graphs
 from headlong.ops.rope.reference import angles
+from headlong.ops.upload import upload
 from headlong.state.pages import page_table
 from headlong.state.specs import DeltaNetSpec
 from headlong.state.state import State
 from headlong.types import Batch, Draft, Plan, RowPlan, Rows
+
+MAX_RECORDED = 256
+"""Tokens of a step that is recorded; prompts are read as they come."""
 
 
 class Runner:
@@ -19,6 +25,7 @@ class Runner:
         self.model = model
         self.state = state
         self.device = model.ops.device
+        self.graphs = Graphs() if self.device.type == "cuda" and model.recordable else None
         recurrent = [s for s in model.state_specs.values() if isinstance(s, DeltaNetSpec)]
         self.conv_kernel = recurrent[0].conv_kernel if recurrent else None
 
@@ -38,14 +45,19 @@ class Runner:
                 decoding.append((number, first, row))
             positions.extend(range(row.start, row.start + row.query_len))
             logits_index.extend(range(first + row.query_len - row.num_logits, first + row.query_len))
-        fill = self._filled_here if self.device.type == "cpu" else self._filled_there
-        tokens_N = fill(tokens, decoding, draft) if decoding else self._tensor(tokens)
+        if decoding and self.device.type == "cpu":
+            self._fill_here(tokens, decoding, draft)
+        tokens_N, next_tokens_N, positions_N, logits_index_L = upload(
+            [tokens, following, positions, logits_index], self.device
+        )
+        if decoding and self.device.type != "cpu":
+            self._fill_there(tokens_N, decoding, draft)
         return Batch(
             tokens_N=tokens_N,
-            next_tokens_N=self._tensor(following),
-            positions_N=self._tensor(positions),
+            next_tokens_N=next_tokens_N,
+            positions_N=positions_N,
             pages_RP=page_table([row.pages for row in plan.rows], self.device),
-            logits_index_L=self._tensor(logits_index),
+            logits_index_L=logits_index_L,
             rows=Rows(
                 slots=tuple(row.slot for row in plan.rows),
                 starts=tuple(row.start for row in plan.rows),
@@ -67,40 +79,48 @@ class Runner:
 
     def forward(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
         """Hidden states of all tokens, and logits of those that want them."""
+        if self.graphs is not None and len(batch.tokens_N) <= MAX_RECORDED and len(batch.logits_index_L):
+            return self._replay(self.graphs, batch, context)
         hidden_ND = self.model.forward(batch.tokens_N, context, self.state.layers)
         if not len(batch.logits_index_L):
             return hidden_ND, hidden_ND.new_empty(0, self.model.config.vocab_size)
         return hidden_ND, self.model.logits(hidden_ND[batch.logits_index_L])
 
-    def _filled_here(
+    def _replay(self, graphs: Graphs, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
+        """The same as one recorded launch."""
+
+        def run(given: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+            tokens_N, logits_index_L, *rest = given
+            hidden_ND = self.model.forward(tokens_N, context.over(rest), self.state.layers)
+            return hidden_ND, self.model.logits(hidden_ND[logits_index_L])
+
+        given = (batch.tokens_N, batch.logits_index_L, *context.tensors)
+        hidden_ND, logits_LV = graphs(context.key, run, given)
+        return hidden_ND, logits_LV
+
+    def _fill_here(
         self, tokens: list[int], decoding: list[tuple[int, int, RowPlan]], draft: Draft | None
-    ) -> Tensor:
-        """Decoding rows' tokens put in place, where the device is the host: one tensor for all."""
+    ) -> None:
+        """Decoding rows' tokens put in place, where the device is the host."""
         last = self.state.last_token_S.tolist()
         drafts = [] if draft is None else draft.tokens_RK.tolist()
         for number, first, row in decoding:
             tokens[first] = last[row.slot]
             if row.num_drafts:
                 tokens[first + 1 : first + 1 + row.num_drafts] = drafts[number][: row.num_drafts]
-        return self._tensor(tokens)
 
-    def _filled_there(
-        self, tokens: list[int], decoding: list[tuple[int, int, RowPlan]], draft: Draft | None
-    ) -> Tensor:
+    def _fill_there(
+        self, tokens_N: Tensor, decoding: list[tuple[int, int, RowPlan]], draft: Draft | None
+    ) -> None:
         """The same without reading anything back."""
-        tokens_N = self._tensor(tokens)
-        slots = [row.slot for _, _, row in decoding]
-        tokens_N[self._tensor([first for _, first, _ in decoding])] = self.state.last_token_S[
-            self._tensor(slots)
-        ]
         places = [
             (first + 1 + k, number, k) for number, first, row in decoding for k in range(row.num_drafts)
         ]
+        lists = [[first for _, first, _ in decoding], [row.slot for _, _, row in decoding]]
+        lists += [list(column) for column in zip(*places, strict=True)] if places else []
+        first_D, slot_D, *rest = upload(lists, self.device)
+        tokens_N[first_D] = self.state.last_token_S[slot_D]
         if places:
             assert draft is not None
-            at_M, row_M, depth_M = self._tensor(places).T
+            at_M, row_M, depth_M = rest
             tokens_N[at_M] = draft.tokens_RK[row_M, depth_M]
-        return tokens_N
-
-    def _tensor(self, values: list[int] | list[tuple[int, int, int]]) -> Tensor:
-        return torch.tensor(values, dtype=torch.long, device=self.device)

@@ -31,16 +31,16 @@ class DecoderLayer:
         self.name = name
         self.mixer = mixer
         self.mlp = mlp
-        self.mixer_norm = scope.norm("input_layernorm", hidden_size, eps, centred=centred)
-        self.mlp_norm = scope.norm("post_attention_layernorm", hidden_size, eps, centred=centred)
+        self.mixer_norm = scope.norm("input_layernorm", hidden_size, eps, centred=centred, inside=True)
+        self.mlp_norm = scope.norm("post_attention_layernorm", hidden_size, eps, centred=centred, inside=True)
 
     @property
     def state_spec(self) -> LayerSpec:
         return self.mixer.state_spec
 
     def __call__(self, x_ND: Tensor, context: Context, state: LayerState) -> Tensor:
-        x_ND = x_ND + self.mixer(self.mixer_norm(x_ND), context, state)  # type: ignore[arg-type]
-        return x_ND + self.mlp(self.mlp_norm(x_ND))
+        x_ND = self.mixer(self.mixer_norm(x_ND), context, state, x_ND)  # type: ignore[arg-type]
+        return self.mlp.plus(self.mlp_norm(x_ND), x_ND)
 
     def record(self, program: Program) -> bool:
         """From the stream to the stream; False if some part is not native."""

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from headlong.layers.weights import Scope
 from headlong.ops.elementwise import sigmoid
-from headlong.ops.linear.invariance import Linear
+from headlong.ops.linear.invariance import Linear, add_product
 from headlong.ops.linear.native import NativeLinear
 from headlong.ops.moe.reference import moe, route
 from headlong.ops.program import FIRST, SECOND, STREAM, Program
@@ -29,6 +29,10 @@ class Mlp:
 
     def __call__(self, x_ND: Tensor) -> Tensor:
         return self.down(self.silu_mul(self.gate_up(x_ND)))
+
+    def plus(self, x_ND: Tensor, to_ND: Tensor) -> Tensor:
+        """Added to `to_ND`."""
+        return add_product(to_ND, self.down, self.silu_mul(self.gate_up(x_ND)))
 
     def record(self, program: Program) -> bool:
         """From FIRST, added to the stream; False if it cannot be part of a program."""
@@ -64,6 +68,10 @@ class MoeMlp:
         experts, weights = route(self.router(x_ND), self.config.num_active, self.config.normalise)
         routed = moe(x_ND, experts, weights, self.experts)
         return routed.add_(self.shared(x_ND) * sigmoid(self.shared_gate(x_ND).to(routed.dtype)))
+
+    def plus(self, x_ND: Tensor, to_ND: Tensor) -> Tensor:
+        """Added to `to_ND`."""
+        return to_ND + self(x_ND)
 
 
 def _experts(c: MoeConfig, scope: Scope) -> list[Mlp]:

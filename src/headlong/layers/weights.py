@@ -34,8 +34,10 @@ class Scope:
         weight = self.vector(f"{name}.weight", size)
         return weight + 1.0 if centred else weight
 
-    def norm(self, name: str, size: int, eps: float, *, centred: bool = True) -> Callable[[Tensor], Tensor]:
-        return self.ops.norm(self.norm_weight(name, size, centred=centred), eps)
+    def norm(
+        self, name: str, size: int, eps: float, *, centred: bool = True, inside: bool = False
+    ) -> Callable[[Tensor], Tensor]:
+        return self.ops.norm(self.norm_weight(name, size, centred=centred), eps, inside=inside)
 
     def matrix(self, name: str, out_features: int, in_features: int) -> Weight:
         return self.source.matrix(f"{self.prefix}{name}.weight", out_features, in_features)

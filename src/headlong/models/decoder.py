@@ -10,6 +10,7 @@ from torch import Tensor
 from headlong.errors import CheckpointError
 from headlong.layers.context import Context
 from headlong.layers.decoder import DecoderLayer
+from headlong.layers.mlp import Mlp
 from headlong.layers.weights import Scope
 from headlong.models.config import ModelConfig
 from headlong.ops.embedding.native import NativeEmbedding
@@ -46,6 +47,8 @@ class DecoderModel:
         self.rotary = _rotary(config, scope)
         self.ops = scope.ops
         self.program = self._record()
+        self.recordable = scope.ops.triton is not None and all(isinstance(x.mlp, Mlp) for x in self.layers)
+        """Whether it can be a CUDA graph: whom experts are routed to is asked on the host."""
 
     @property
     def state_specs(self) -> dict[str, LayerSpec]:

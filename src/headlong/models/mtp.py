@@ -31,8 +31,8 @@ class MtpHead:
     def __init__(self, config: ModelConfig, layer: LayerFactory, scope: Scope) -> None:
         """`scope` is that of the head's own tensors, `mtp.`"""
         hidden, eps, centred = config.hidden_size, config.eps, config.centred_norms
-        self.embedding_norm = scope.norm("pre_fc_norm_embedding", hidden, eps, centred=centred)
-        self.hidden_norm = scope.norm("pre_fc_norm_hidden", hidden, eps, centred=centred)
+        self.embedding_norm = scope.norm("pre_fc_norm_embedding", hidden, eps, centred=centred, inside=True)
+        self.hidden_norm = scope.norm("pre_fc_norm_hidden", hidden, eps, centred=centred, inside=True)
         self.fc = scope.linear("fc", hidden, 2 * hidden)
         self.layer = layer(config, None, scope("layers.0"))
         self.norm = scope.norm("norm", hidden, eps, centred=centred)

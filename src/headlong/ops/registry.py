@@ -6,8 +6,10 @@ Knows candidates and reasons, no model. Whoever is chosen, the result is batch-i
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -33,8 +35,16 @@ from headlong.ops.norm.native import NativeRmsNorm
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.silu_mul import native as native_silu_mul
 from headlong.ops.silu_mul import reference as reference_silu_mul
+from headlong.ops.triton_step import refusal as triton_refusal
 from headlong.quant.format import Format, PackedWeight, Weight
 from headlong.types import Rows
+
+if TYPE_CHECKING:
+    from headlong.ops.delta_net.triton import TritonDeltaNet
+    from headlong.ops.gated_attention.triton import TritonGatedAttention
+
+    DeltaNet = ReferenceDeltaNet | NativeDeltaNet | TritonDeltaNet
+    GatedAttention = ReferenceGatedAttention | NativeGatedAttention | TritonGatedAttention
 
 log = logging.getLogger(__name__)
 LINEARS = (OneDnnLinear, ReferenceLinear)
@@ -54,7 +64,21 @@ class Ops:
         return torch.promote_types(self.dtype, torch.float32)
 
     @cached_property
+    def triton(self) -> ModuleType | None:
+        """Triton's kernels, where they serve."""
+        reason = triton_refusal(self.dtype, self.device)
+        if reason is not None:
+            if self.device.type == "cuda":
+                self._say(
+                    f"Triton kernels {reason}: the reference ops serve, and drafting may decide a near-tie differently"
+                )
+            return None
+        return import_module("headlong.ops.triton_ops")
+
+    @cached_property
     def native(self) -> bool:
+        if self.triton is not None:
+            return False
         reason = native.refusal(self.dtype, self.device)
         if reason is not None and self.device.type == "cpu":
             self._say(f"native kernels {reason}: the reference ops serve")
@@ -76,6 +100,11 @@ class Ops:
             sources = [part for weight in weights if (part := self._source(weight)) is not None]
             if len(sources) == len(weights):
                 return NativeLinear(sources, order, bias)
+        if self.triton is not None:
+            found = self.triton.linear(weights, order, bias, self.dtype)
+            if not isinstance(found, str):
+                return found
+            self._say(f"linear: not triton: {found}")
         linear = self._foreign(weights[0]) if len(weights) == 1 else None
         if linear is None or order is not None:
             linear = StackedLinear([self._foreign(weight) for weight in weights], order)
@@ -117,22 +146,29 @@ class Ops:
                 return candidate.name, "; ".join(refusals)
         return RowLinear.name, "nothing faster serves"
 
-    def norm(self, weight: Tensor, eps: float) -> Callable[[Tensor], Tensor]:
-        """A norm of whole hidden states."""
+    def norm(self, weight: Tensor, eps: float, *, inside: bool = False) -> Callable[[Tensor], Tensor]:
+        """A norm of whole hidden states. One `inside` a layer goes into products alone, and need not be wider than
+        they take it."""
         norm = RmsNorm(weight, eps)
+        if self.triton is not None:
+            return self.triton.TritonRmsNorm(norm, self.dtype if inside else torch.float32)
         return NativeRmsNorm(norm) if self.native else norm
 
-    def delta_net(self, weights: DeltaNetWeights) -> ReferenceDeltaNet | NativeDeltaNet:
-        return self._delta_net(weights)
+    def delta_net(self, weights: DeltaNetWeights) -> "DeltaNet":
+        if self.triton is not None:
+            return self.triton.TritonDeltaNet(weights, self.dtype)
+        return NativeDeltaNet(weights) if self.native else ReferenceDeltaNet(weights)
 
-    def gated_attention(
-        self, weights: GatedAttentionWeights
-    ) -> ReferenceGatedAttention | NativeGatedAttention:
+    def gated_attention(self, weights: GatedAttentionWeights) -> "GatedAttention":
+        if self.triton is not None:
+            return self.triton.TritonGatedAttention(weights, self.dtype)
         return self._gated_attention(weights)
 
     @property
     def best(self) -> Callable[[Tensor], Tensor]:
         """Finds the best token of each row of logits."""
+        if self.triton is not None:
+            return self.triton.best
         return native_best.best if self.native else reference_best.best
 
     @property
@@ -148,22 +184,24 @@ class Ops:
 
     @property
     def silu_mul(self) -> Callable[[Tensor], Tensor]:
+        if self.triton is not None:
+            return partial(self.triton.silu_mul, dtype=self.dtype)
         return native_silu_mul.silu_mul if self.native else reference_silu_mul.silu_mul
 
     def plan_delta_net(self, rows: Rows, kernel: int, window: int, attention: Any) -> Any:
         """What a step's DeltaNet layers share; `attention` is the plan of its attention layers."""
-        return attention if self.native else self._delta_net.plan(rows, kernel, window, self.device)
+        if self.native or self.triton is not None:
+            return attention
+        return ReferenceDeltaNet.plan(rows, kernel, window, self.device)
 
     def plan_attention(self, rows: Rows, pages_RP: Tensor, page_size: int) -> Any:
         """What a step's attention layers share."""
         return self._gated_attention.plan(rows, pages_RP, page_size)
 
     @property
-    def _delta_net(self) -> type[ReferenceDeltaNet] | type[NativeDeltaNet]:
-        return NativeDeltaNet if self.native else ReferenceDeltaNet
-
-    @property
-    def _gated_attention(self) -> type[ReferenceGatedAttention] | type[NativeGatedAttention]:
+    def _gated_attention(self) -> "type[GatedAttention]":
+        if self.triton is not None:
+            return self.triton.TritonGatedAttention
         return NativeGatedAttention if self.native else ReferenceGatedAttention
 
     def _say(self, reason: str) -> None:

@@ -7,7 +7,8 @@ The pairs of a row that the engine lets pause wait until it drafts again or is s
 drafts are not read at all.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,7 +16,9 @@ from torch import Tensor
 from headlong.layers.context import Context
 from headlong.models.decoder import DecoderModel
 from headlong.models.mtp import MtpHead
+from headlong.ops.graphs import Graphs
 from headlong.ops.rope.reference import angles
+from headlong.ops.upload import upload
 from headlong.sampling.entries import Entries, Entry
 from headlong.sampling.sampler import Sampler
 from headlong.speculate.going import Going
@@ -37,6 +40,7 @@ class MtpProposer:
         self.max_drafts = state.max_drafts
         self.reader = PairReader(model, head, state)
         self.waiting = WaitingPairs(state)
+        self._graphs = Graphs() if state.carry_SD.device.type == "cuda" and model.recordable else None
         self._resumed: set[str] = set()
         """Rows of this step that had paused."""
 
@@ -59,10 +63,10 @@ class MtpProposer:
             depth, live = len(q_steps), going.live
             at = slice(len(live)) if len(live) == live[-1] + 1 else torch.tensor(live, device=device)
             if depth:
-                embedding = self.model.embed(tokens_DK[at, depth - 1])
                 context = passes.context(depth - 1, live, at)
-                hidden_LD = self.head.forward(embedding, hidden_LD, context, self.state.layers)
-            logits_LV = self.model.logits(hidden_LD)
+                hidden_LD, logits_LV = self._pass(tokens_DK[at, depth - 1], hidden_LD, context)
+            else:
+                logits_LV = self.model.logits(hidden_LD)
             if plain:
                 tokens_L, q = self.sampler.best(logits_LV), None
             else:
@@ -79,6 +83,38 @@ class MtpProposer:
             if len(places) < len(live):
                 hidden_LD = hidden_LD[torch.tensor(places, dtype=torch.long, device=device)]
         return _spread(plan, numbers, tokens_DK, q_steps, going.counts) if any(going.counts) else None
+
+    def _pass(self, tokens_L: Tensor, hidden_LD: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """The head's output for a token of each row, and its logits."""
+
+        def run(tokens_L: Tensor, hidden_LD: Tensor, context: Context) -> tuple[Tensor, ...]:
+            out_LD = self.head.forward(self.model.embed(tokens_L), hidden_LD, context, self.state.layers)
+            return out_LD, self.model.logits(out_LD)
+
+        out_LD, logits_LV = self._recorded("draft", run, tokens_L, hidden_LD, context)
+        return out_LD, logits_LV
+
+    def _read(self, next_N: Tensor, hidden_ND: Tensor, context: Context) -> Tensor:
+        """The head's output for pairs."""
+
+        def run(next_N: Tensor, hidden_ND: Tensor, context: Context) -> tuple[Tensor, ...]:
+            return (self.head.forward(self.model.embed(next_N), hidden_ND, context, self.state.layers),)
+
+        return self._recorded("read", run, next_N, hidden_ND, context)[0]
+
+    def _recorded(
+        self,
+        what: str,
+        run: Callable[..., tuple[Tensor, ...]],
+        tokens: Tensor,
+        hidden: Tensor,
+        context: Context,
+    ) -> Sequence[Tensor]:
+        """As one recorded launch where that can be."""
+        if self._graphs is None:
+            return run(tokens, hidden, context)
+        given = (tokens, hidden, *context.tensors)
+        return self._graphs((what, context.key), lambda at: run(at[0], at[1], context.over(at[2:])), given)
 
     def observe(
         self, plan: Plan, batch: Batch, context: Context, hidden_ND: Tensor, verdict: Verdict
@@ -125,13 +161,12 @@ class MtpProposer:
             # Past the accepted drafts this pairs with tokens that will not stand; those places are rewritten
             # before anything reads them.
             next_N = next_N.index_copy(0, batch.logits_index_L, verdict.tokens_L)
-        out_ND = self.head.forward(self.model.embed(next_N), hidden_ND, context, self.state.layers)
+        out_ND = self._read(next_N, hidden_ND, replace(context, delta_net=None))
         last, flat = [], 0
-        for row in plan.rows:
-            last.append(flat + row.num_certain - 1)
+        for row, accepted in zip(plan.rows, verdict.accepted, strict=True):
+            last.append(flat + row.num_certain - 1 + accepted)
             flat += row.query_len
-        settled = torch.tensor(last, device=out_ND.device) + verdict.accepted_R
-        slots_R = torch.tensor(batch.rows.slots, device=out_ND.device)
+        settled, slots_R = upload([last, batch.rows.slots], out_ND.device)
         self.state.carry_SD[slots_R] = out_ND[settled]
 
     def _pairs(self, plan: Plan, number: int, flat: int, hidden_ND: Tensor, verdict: Verdict) -> Pairs:

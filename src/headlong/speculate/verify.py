@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from headlong.ops.upload import upload
 from headlong.sampling import noise
 from headlong.sampling.entries import Entries, Entry
 from headlong.sampling.sampler import Sampler, needs_q
@@ -35,7 +36,7 @@ def verify(plan: Plan, draft: Draft | None, logits_LV: Tensor, sampler: Sampler)
         empty = tuple(() for _ in plan.rows)
         return Verdict(nothing[:0], nothing, (0,) * len(plan.rows), empty, empty, empty)
     firsts = plan.first_logits
-    if device.type == "cpu" and _is_plain(plan, sampler):
+    if _is_plain(plan, sampler):
         return _agree(plan, draft, logits_LV, sampler.best(logits_LV), firsts)
     entries = _entries(plan, draft, sampler)
     tokens_L = sampler.choose(logits_LV, entries)
@@ -81,9 +82,13 @@ def _is_plain(plan: Plan, sampler: Sampler) -> bool:
 def _agree(
     plan: Plan, draft: Draft | None, logits_LV: Tensor, tokens_L: Tensor, firsts: list[int]
 ) -> Verdict:
-    """Greedy rows alone, on a CPU: a few comparisons, for which a tensor each would be too much."""
-    tokens = tokens_L.tolist()
-    drafts = [()] * len(plan.rows) if draft is None else draft.tokens_RK.tolist()
+    """Greedy rows alone: a few comparisons, for which a tensor each would be too much."""
+    finite_L = _finite(logits_LV, tokens_L)
+    parts = (tokens_L, finite_L) if draft is None else (tokens_L, finite_L, draft.tokens_RK.flatten())
+    read_back, count = torch.cat(parts).tolist(), len(tokens_L)
+    tokens, finite, flat = read_back[:count], read_back[count : 2 * count], read_back[2 * count :]
+    width = 0 if draft is None else draft.tokens_RK.shape[1]
+    drafts = [flat[n * width : (n + 1) * width] for n in range(len(plan.rows))]
     accepted, emitted, rejected = [], [], []
     for row, first, drafted in zip(plan.rows, firsts, drafts, strict=True):
         count = 0
@@ -92,12 +97,12 @@ def _agree(
         accepted.append(count)
         emitted.append(tuple(tokens[first : first + count + 1]) if row.samples else ())
         rejected.append(tuple(drafted[count : row.num_drafts]))
-    finite, poisoned = _finite(logits_LV, tokens_L), []
-    if not bool(finite.all()):
-        poisoned = [n for n, first in enumerate(firsts) if not finite[first : first + len(emitted[n])].all()]
+    poisoned = []
+    if not all(finite):
+        poisoned = [n for n, first in enumerate(firsts) if not all(finite[first : first + len(emitted[n])])]
     return Verdict(
         tokens_L=tokens_L,
-        accepted_R=torch.tensor(accepted),
+        accepted_R=upload([accepted], tokens_L.device)[0],
         accepted=tuple(accepted),
         tokens=tuple(emitted),
         rejected=tuple(rejected),

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from headlong.ops.upload import upload
+
 
 class Pool:
     """Places 1…size. Place 0 is never handed out: padded rows and positions write there."""
@@ -126,5 +128,7 @@ class Pages:
 def page_table(pages: Sequence[Sequence[int]], device: torch.device, spare: int = 0) -> Tensor:
     """Rectangular; short rows, and `spare` columns more, are filled up with page 0, which nobody reads."""
     width = spare + max(len(row) for row in pages)
-    table = [[*row, *([0] * (width - len(row)))] for row in pages]
-    return torch.tensor(table, dtype=torch.long, device=device)
+    if device.type == "cpu":
+        return torch.tensor([[*row, *([0] * (width - len(row)))] for row in pages], dtype=torch.long)
+    (flat,) = upload([[page for row in pages for page in (*row, *([0] * (width - len(row))))]], device)
+    return flat.view(len(pages), width)

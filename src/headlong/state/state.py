@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from headlong.ops.upload import upload
 from headlong.state.checkpoints import Checkpoint
 from headlong.state.layer import DeltaNetState, KvState, LayerState, allocate, bytes_per_slot
 from headlong.state.pages import Pages, Pool
@@ -156,11 +157,11 @@ class State:
             flat += row_plan.query_len
         sampling = [i for i, row in enumerate(plan.rows) if row.samples]
         if sampling:
-            device = verdict.tokens_L.device
-            firsts = plan.first_logits
-            last = torch.tensor([firsts[i] for i in sampling], device=device)
-            last += verdict.accepted_R[torch.tensor(sampling, device=device)]
-            slots = torch.tensor([plan.rows[i].slot for i in sampling], device=device)
+            firsts, accepted = plan.first_logits, verdict.accepted
+            last, slots = upload(
+                [[firsts[i] + accepted[i] for i in sampling], [plan.rows[i].slot for i in sampling]],
+                verdict.tokens_L.device,
+            )
             self.last_token_S[slots] = verdict.tokens_L[last]
 
     def at_checkpoint(self, row_id: str) -> bool:

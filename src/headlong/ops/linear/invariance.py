@@ -32,6 +32,12 @@ class Linear(Protocol):
     def __call__(self, x_ND: Tensor) -> Tensor: ...
 
 
+def add_product(to_ND: Tensor, linear: Linear, x_ND: Tensor) -> Tensor:
+    """`to_ND` + linear(x), in one go where the linear can."""
+    plus = getattr(linear, "plus", None)
+    return to_ND + linear(x_ND) if plus is None else plus(x_ND, to_ND)
+
+
 LinearFactory = Callable[[Tensor, int], Linear]
 
 

@@ -1,0 +1,315 @@
+"""The GPU: correctness first, then a step and its parts against what the memory allows.
+
+    python benchmarks/gpu.py [--shape benchmarks/shapes/qwen3.6-27b.json] [--layers 64] [--fp8] [--rows 1,4,16]
+                             [--contexts 1024,8192] [--tokens 20000] [--skip-exact] [--json FILE]
+
+First the embedded model in bfloat16: mixed batches, greedy and sampled, K = 1…6 against K = 0, token by token. Then a
+model of the given shape with random weights made on the device, which says nothing but takes its time: logits of a
+verified step against those of single tokens, bit by bit; then the floor (the bytes a step must read, at the rate of the
+largest product alone), a plain step, verified steps of K + 1 tokens, a draft, and the whole cycle of K drafts and their
+verification, by the engine's own code. Medians of CUDA-event times, milliseconds. Ends in one JSON line.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from headlong import LLM, SamplingParams
+from headlong.config import EngineConfig
+from headlong.engine import engine as engine_module
+from headlong.engine.engine import Engine
+from headlong.sampling.sampler import Sampler
+from headlong.state.layer import DeltaNetState
+from headlong.types import Draft, Plan, Request, Verdict
+from random_weights import random_model
+
+CUDA = torch.device("cuda")
+PROMPTS = (
+    "Write a short story about a shy dragon who learns to share.",
+    "Explain rain to a child.",
+    "red, blue, green, red, blue, green, red, blue,",
+    "Give me three tips for sleeping better.",
+)
+DEPTHS = range(1, 7)
+
+
+def milliseconds(work: Callable[[], object], repeats: int = 20, warm: int = 3) -> float:
+    for _ in range(warm):
+        work()
+    times = []
+    for _ in range(repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        work()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def exactness(total: int) -> dict[str, float]:
+    """Tokens of K = 1…6 that differ from those of K = 0, half of the rows sampled, in batches of different sizes."""
+    llm = LLM(device="cuda", dtype="bfloat16", mtp="on", max_rows=16)
+    each = max(32, total // (len(DEPTHS) * 32))
+    chats = [[{"role": "user", "content": f"{PROMPTS[n % 4]} ({n})"}] for n in range(32)]
+    params = [
+        SamplingParams(
+            max_tokens=each,
+            ignore_eos=True,
+            seed=n,
+            temperature=0.0 if n % 2 else 0.8,
+            top_p=0.95 if n % 4 else 1.0,
+        )
+        for n in range(32)
+    ]
+    truth = [done.token_ids for done in llm.chat(chats, [replace(p, draft_tokens=0) for p in params])]
+    compared = differing = 0
+    for depth in DEPTHS:
+        order = list(range(32))[:: -1 if depth % 2 else 1]
+        found = llm.chat([chats[n] for n in order], [replace(params[n], draft_tokens=depth) for n in order])
+        for n, done in zip(order, found, strict=True):
+            compared += len(done.token_ids)
+            differing += sum(a != b for a, b in zip(done.token_ids, truth[n], strict=True))
+    speeds = {}
+    for name, device in (("gpu", "cuda"), ("cpu", "cpu")):
+        llm = LLM(device=device, mtp="on", max_rows=1)
+        asked = replace(params[1], max_tokens=128, draft_tokens=0)
+        llm.chat([chats[1]], [asked])
+        started = time.perf_counter()
+        llm.chat([chats[1]], [asked])
+        speeds[f"embedded_{name}_tokens_per_second"] = round(128 / (time.perf_counter() - started), 1)
+    return {"tokens_compared": compared, "tokens_differing": differing, **speeds}
+
+
+class Bench:
+    """One random model in an engine of its own."""
+
+    def __init__(self, args: argparse.Namespace, rows: int, context: int) -> None:
+        self.rows, self.context = rows, context
+        config = EngineConfig(
+            device="cuda",
+            mtp="on",
+            max_rows=rows,
+            max_context=context + 512,
+            cache_tokens=rows * (context + 512),
+            chunk_tokens=2048,
+            prefix_cache=False,
+            max_draft_tokens=max(DEPTHS),
+        )
+        self.engine = Engine(args.built, config)
+        self.vocab = args.built.model.config.vocab_size
+
+    def fill(self, depth: int) -> None:
+        """Rows that have read their prompts and decode."""
+        generator = torch.Generator().manual_seed(1)
+        for row in range(self.rows):
+            prompt = torch.randint(self.vocab, (self.context,), generator=generator).tolist()
+            params = SamplingParams(max_tokens=400, ignore_eos=True, draft_tokens=depth)
+            self.engine.add(Request(f"row{row}", tuple(prompt), params, seed=row, draft_tokens=depth))
+        while any(not row.decoding for row in self.engine.scheduler.running) or self.engine.scheduler.waiting:
+            self.engine.step()
+
+    def clear(self) -> None:
+        for row in list(self.engine.scheduler.running):
+            self.engine.cancel(row.id)
+
+    @torch.inference_mode()
+    def parts(self, depth: int) -> dict[str, float]:
+        """Of a step with so many drafts: the whole, the target's pass, and the drafts."""
+        self.fill(depth)
+        engine = self.engine
+        plan = engine.scheduler.plan()
+        draft = engine.proposer.propose(plan)
+        plan = plan.fitted(draft)
+        batch = engine.runner.batch(plan, draft)
+        context = engine.runner.context(batch)
+        found = {"target": milliseconds(lambda: engine.runner.forward(batch, context))}
+        if depth:
+            found["drafts"] = milliseconds(lambda: engine.proposer.propose(plan))
+        found["step"] = milliseconds(engine.step)
+        wall = time.perf_counter()
+        for _ in range(20):
+            engine.step()
+        torch.cuda.synchronize()
+        found["step_wall"] = (time.perf_counter() - wall) / 20 * 1e3
+        self.clear()
+        return found
+
+    @torch.inference_mode()
+    def is_exact(self, depth: int) -> bool:
+        """Whether a verified step's logits are those of its tokens one after the other, bit by bit."""
+        self.fill(depth)
+        runner, layers = self.engine.runner, self.engine.state.layers
+        plan = self.engine.scheduler.plan()
+        draft = self.engine.proposer.propose(plan)
+        batch = runner.batch(plan, draft)
+        recurrent = [layer for layer in layers.values() if isinstance(layer, DeltaNetState)]
+        before = [(layer.delta.committed_SHDE.clone(), layer.windows.clone()) for layer in recurrent]
+        whole = runner.forward(batch, runner.context(batch))[1].view(self.rows, depth + 1, -1)
+        for layer, (memory, windows) in zip(recurrent, before, strict=True):
+            layer.delta.committed_SHDE.copy_(memory)
+            layer.windows.copy_(windows)
+        tokens, same = batch.tokens_N.view(self.rows, depth + 1).tolist(), True
+        for place in range(depth + 1):
+            rows = tuple(
+                replace(
+                    row,
+                    start=row.start + place,
+                    query_len=1,
+                    num_drafts=0,
+                    num_replay=0,
+                    known_tokens=(tokens[n][place],),
+                )
+                for n, row in enumerate(plan.rows)
+            )
+            single = runner.batch(Plan(rows, 0), None)
+            same = same and torch.equal(runner.forward(single, runner.context(single))[1], whole[:, place])
+        self.clear()
+        return same
+
+    def throughput(self, depth: int, rate: float, steps: int = 40) -> float:
+        """Tokens a second where drafts are taken as accepted with this chance each, through the engine's own commit."""
+        self.fill(depth)
+        with forced_acceptance(rate):
+            for _ in range(5):
+                self.engine.step()
+            torch.cuda.synchronize()
+            started, tokens = time.perf_counter(), 0
+            for _ in range(steps):
+                tokens += sum(len(row.token_ids) for row in self.engine.step().rows)
+            seconds = time.perf_counter() - started
+        self.clear()
+        return tokens / seconds
+
+
+@contextmanager
+def forced_acceptance(rate: float) -> Iterator[None]:
+    """Random weights accept nothing: the verdict is changed as if each draft had stood with this chance, the earlier
+    ones first."""
+    honest, rng = engine_module.verify, random.Random(0)
+
+    def forced(plan: Plan, draft: Draft | None, logits_LV: Tensor, sampler: Sampler) -> Verdict:
+        verdict = honest(plan, draft, logits_LV, sampler)
+        if draft is None:
+            return verdict
+        tokens_L, first, drafts = verdict.tokens_L.tolist(), 0, draft.tokens_RK.tolist()
+        accepted, emitted, rejected = [], [], []
+        for row, own in zip(plan.rows, drafts, strict=True):
+            count = 0
+            while count < row.num_drafts and rng.random() < rate:
+                tokens_L[first + count] = own[count]
+                count += 1
+            accepted.append(count)
+            emitted.append(tuple(tokens_L[first : first + count + 1]) if row.samples else ())
+            rejected.append(tuple(own[count : row.num_drafts]))
+            first += row.num_logits
+        device = verdict.tokens_L.device
+        return replace(
+            verdict,
+            tokens_L=torch.tensor(tokens_L, device=device),
+            accepted_R=torch.tensor(accepted, device=device),
+            accepted=tuple(accepted),
+            tokens=tuple(emitted),
+            rejected=tuple(rejected),
+        )
+
+    engine_module.verify = forced
+    try:
+        yield
+    finally:
+        engine_module.verify = honest
+
+
+def floor(args: argparse.Namespace) -> dict[str, float]:
+    """What the memory gives: a copy, and the largest product for one token alone, in bytes a second; and a step's bytes
+    at the product's rate."""
+    source = torch.empty(2**31, dtype=torch.uint8, device=CUDA)
+    copied = 2 * source.nbytes / milliseconds(partial(torch.empty_like(source).copy_, source))
+    del source
+    config = args.built.model.config
+    x = torch.randn(1, config.hidden_size, device=CUDA)
+    read = config.vocab_size * config.hidden_size * 2
+    rate = read / milliseconds(lambda: args.built.model.lm_head(x))
+    return {
+        "copy_tb_per_s": round(copied / 1e9, 2),
+        "lm_head_tb_per_s": round(rate / 1e9, 2),
+        "target_gb": round(args.target_bytes / 1e9, 2),
+        "draft_gb": round(args.draft_bytes / 1e9, 2),
+        "target_floor_ms": round(args.target_bytes / max(rate, copied), 3),
+        "draft_floor_ms": round(args.draft_bytes / max(rate, copied), 3),
+    }
+
+
+def measure(args: argparse.Namespace, found: dict[str, object]) -> list[dict[str, float]]:
+    lines = []
+    for context in args.contexts:
+        for rows in args.rows:
+            bench = Bench(args, rows, context)
+            if rows == args.rows[0] and context == args.contexts[0]:
+                found["verify_is_decode"] = bench.is_exact(3)
+            for depth in args.depths:
+                line = {"rows": rows, "context": context, "K": depth, **bench.parts(depth)}
+                lines.append({key: round(value, 3) for key, value in line.items()})
+                print(lines[-1], flush=True)
+            for depth, rate in ((0, 0.0), (2, 0.75)):
+                key = f"tokens_per_second_rows{rows}_context{context}_K{depth}"
+                found[key] = round(bench.throughput(depth, rate), 1)
+                print(key, found[key], flush=True)
+            del bench
+            torch.cuda.empty_cache()
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    numbers = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
+    parser.add_argument("--shape", type=Path, default=Path(__file__).parent / "shapes" / "qwen3.6-27b.json")
+    parser.add_argument("--layers", type=int, default=None)
+    parser.add_argument("--fp8", action="store_true")
+    parser.add_argument("--rows", type=numbers, default=[1, 4, 16])
+    parser.add_argument("--contexts", type=numbers, default=[1024])
+    parser.add_argument("--depths", type=numbers, default=[0, 1, 3, 6])
+    parser.add_argument("--tokens", type=int, default=20000)
+    parser.add_argument("--skip-exact", action="store_true")
+    parser.add_argument("--json", type=Path, default=None)
+    args = parser.parse_args()
+    found: dict[str, object] = {
+        "benchmark": "gpu",
+        "device": torch.cuda.get_device_name(),
+        "shape": args.shape.stem,
+    }
+    if not args.skip_exact:
+        found |= exactness(args.tokens)
+        print(found, flush=True)
+    with torch.inference_mode():
+        made = random_model(args.shape, torch.bfloat16, CUDA, fp8=args.fp8, layers=args.layers)
+    args.built, args.target_bytes, args.draft_bytes = made
+    found |= floor(args)
+    print(found, flush=True)
+    lines = measure(args, found)
+    table = Table(*lines[0], title=f"{args.shape.stem}, milliseconds")
+    for line in lines:
+        table.add_row(*(str(line.get(column, "")) for column in lines[0] | {"drafts": 0}))
+    Console(width=110).print(table)
+    found["lines"] = lines
+    if args.json:
+        args.json.write_text(json.dumps(found))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+# pyright: reportCallIssue=false
+"""The attention core on a GPU, in three kernels: prepare, attend by splits of the context, combine.
+
+The keys of one row are read by many programs, each of them a split at fixed positions: short ones where a context
+begins, twice as long with every `SPLITS_PER_SIZE`, so that both short and long contexts fill the device.
+"""
+
+import torch
+import triton
+from torch import Tensor
+
+from headlong.ops.gated_attention.reference import GatedAttentionWeights
+from headlong.ops.gated_attention.triton_kernels import attend_kernel, combine_kernel, prepare_kernel
+from headlong.ops.rope.reference import Angles
+from headlong.ops.triton_step import TritonStep
+from headlong.types import Rows
+
+FIRST_SPLIT, SPLITS_PER_SIZE = 128, 64
+"""Positions of the shortest splits, a multiple of `POSITIONS`; how many of a size there are."""
+QUERY_ROWS = 32
+"""Of a tile, or as many as one token's queries of one key head need."""
+POSITIONS = 32
+"""Attended at a time."""
+ROWS = 128
+"""Of a step, looked at at a time to find the one that a tile belongs to."""
+COMBINED_SPLITS, COMBINED_DIM = 32, 64
+MAX_PARTS = 1 << 26
+"""Numbers that splits leave to be combined; longer prompts are attended in several passes."""
+
+
+class TritonGatedAttention:
+    """One layer's weights. A 16-bit cache is multiplied in its own dtype, into float32; all else is float32."""
+
+    name = "triton"
+
+    def __init__(self, weights: GatedAttentionWeights, dtype: torch.dtype = torch.float32) -> None:
+        """What comes out is of this dtype."""
+        self.weights = w = weights
+        self.dtype = dtype
+        self.group = w.num_heads // w.num_kv_heads
+        self.heads = {"HEADS": w.num_heads, "KV_HEADS": w.num_kv_heads, "HEAD_DIM": w.head_dim}
+
+    @staticmethod
+    def plan(rows: Rows, pages_RP: Tensor, page_size: int) -> TritonStep:
+        return TritonStep.of(rows, pages_RP, page_size)
+
+    def __call__(
+        self, projected: Tensor, keys: Tensor, values: Tensor, angles: Angles, plan: TritonStep
+    ) -> Tensor:
+        """[N, heads · head_dim]; writes the tokens' keys and values into their pages."""
+        w, num_tokens = self.weights, projected.shape[0]
+        queries = keys.new_empty(num_tokens, w.num_heads, w.head_dim)
+        self._prepare(projected, queries, keys, values, angles, plan, first_head=0)
+        out = projected.new_empty(num_tokens, w.num_heads * w.head_dim, dtype=self.dtype)
+        num_splits = split_of(plan.longest - 1) + 1
+        most = max(1, MAX_PARTS // (num_splits * w.num_heads * w.head_dim))
+        for first in range(0, num_tokens, most):
+            count = min(most, num_tokens - first)
+            parts = self._attend(queries, keys, values, plan, first, count, num_splits)
+            self._combine(*parts, projected, out, plan, first)
+        return out
+
+    def write(
+        self, projected: Tensor, keys: Tensor, values: Tensor, angles: Angles, plan: TritonStep
+    ) -> None:
+        """The tokens' keys and values alone."""
+        first_head = self.weights.num_heads
+        self._prepare(projected, keys, keys, values, angles, plan, first_head)
+
+    def _prepare(
+        self,
+        projected: Tensor,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        angles: Angles,
+        plan: TritonStep,
+        first_head: int,
+    ) -> None:
+        """From head `first_head` on; `queries` are not touched if these are keys' alone."""
+        w, norm = self.weights, self.weights.qk_norm
+        assert projected.stride(1) == 1 and keys.is_contiguous() and values.is_contiguous()
+        assert angles.cos.is_contiguous() and angles.sin.is_contiguous() and plan.pages_RP.stride(1) == 1
+        grid = (projected.shape[0], w.num_heads + w.num_kv_heads - first_head)
+        prepare_kernel[grid](
+            projected,
+            queries,
+            keys,
+            values,
+            angles.cos,
+            angles.sin,
+            projected if norm is None else norm.weight,
+            projected if norm is None else norm.eps,
+            plan.row_N,
+            plan.position_N,
+            plan.pages_RP,
+            first_head,
+            projected.stride(0),
+            plan.pages_RP.stride(0),
+            w.query_scale,
+            angles.rotary_dim,
+            **self.heads,
+            **_cache_shape(keys),
+            GATED=w.gated,
+            NORMED=norm is not None,
+            num_warps=1,
+        )
+
+    def _attend(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        plan: TritonStep,
+        first: int,
+        count: int,
+        num_splits: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What each split of the context leaves of each query of tokens first…first + count − 1."""
+        w, num_rows = self.weights, plan.table_R6.shape[0]
+        shape = (count, w.num_heads, num_splits)
+        tops, totals, sums = (
+            torch.empty(size, dtype=torch.float32, device=keys.device)
+            for size in (shape, shape, (*shape, w.head_dim))
+        )
+        block_m = max(QUERY_ROWS, triton.next_power_of_2(self.group))
+        tokens = block_m // self.group
+        attend_kernel[((count + num_rows * (tokens - 1)) // tokens, w.num_kv_heads, num_splits)](
+            queries,
+            keys,
+            values,
+            tops,
+            totals,
+            sums,
+            plan.table_R6,
+            plan.pages_RP,
+            plan.pages_RP.stride(0),
+            first,
+            count,
+            num_rows,
+            num_splits,
+            **self.heads,
+            **_cache_shape(keys),
+            FIRST_SPLIT=FIRST_SPLIT,
+            SPLITS_PER_SIZE=SPLITS_PER_SIZE,
+            ROWS=ROWS,
+            TOKENS=tokens,
+            BLOCK_M=block_m,
+            BLOCK_P=POSITIONS,
+            num_warps=4,
+            num_stages=3,
+        )
+        return tops, totals, sums
+
+    def _combine(
+        self,
+        tops: Tensor,
+        totals: Tensor,
+        sums: Tensor,
+        projected: Tensor,
+        out: Tensor,
+        plan: TritonStep,
+        first: int,
+    ) -> None:
+        """Into `out`, from token `first` on."""
+        w, (count, _, num_splits) = self.weights, tops.shape
+        combine_kernel[(count, w.num_heads, triton.cdiv(w.head_dim, COMBINED_DIM))](
+            tops,
+            totals,
+            sums,
+            projected,
+            out,
+            plan.position_N,
+            projected.stride(0),
+            first,
+            num_splits,
+            **self.heads,
+            GATED=w.gated,
+            FIRST_SPLIT=FIRST_SPLIT,
+            SPLITS_PER_SIZE=SPLITS_PER_SIZE,
+            BLOCK_S=COMBINED_SPLITS,
+            BLOCK_D=COMBINED_DIM,
+            num_warps=4,
+        )
+
+
+def split_of(position: int) -> int:
+    """The inverse of the kernels' `split_start`."""
+    at = position // FIRST_SPLIT + SPLITS_PER_SIZE
+    doublings = (at // SPLITS_PER_SIZE).bit_length() - 1
+    return doublings * SPLITS_PER_SIZE + (at >> doublings) - SPLITS_PER_SIZE
+
+
+def _cache_shape(keys: Tensor) -> dict[str, int]:
+    page_size, width = keys.shape[2:]
+    return {"PAGE_SIZE": page_size, "WIDTH": width, "BLOCK_D": max(16, triton.next_power_of_2(width))}

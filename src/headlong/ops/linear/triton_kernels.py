@@ -1,0 +1,289 @@
+"""The kernels of y = x Wᵀ for few tokens: weights are streamed once, as narrow as they are stored.
+
+All steps of a matrix, tile of outputs by tile and along each from its first columns to its last, are one line that is
+cut into equal shares, one for each program. Where a share ends inside a tile, each program leaves a piece of the sum,
+and a second kernel adds the pieces in their order. Shapes of tiles, shares and pieces are the same whatever the number
+of tokens, so a token's bits do not depend on its company.
+
+N tokens, D inputs, O outputs; a tile has B outputs, a step C columns, a program M tokens.
+"""
+
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# Triton's own types describe neither its kernels nor their launch.
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton import knobs
+
+FLOAT, E4M3, INTEGER, NIBBLE, E2M1 = range(5)
+"""What a weight's codes are. Of the last two a byte holds one of this half of a step's columns and one of the other."""
+TOKENS = 64
+"""That a program multiplies at once, whatever their number."""
+PROGRAMS = 264
+"""That a matrix is shared by: two for each multiprocessor of the GPUs this is made for."""
+LEAST_STEPS = 4
+"""Of a program: less would not fill its pipeline."""
+COLUMNS = 64
+"""That are multiplied at once; twice as many of 16 bits, half as many of float32."""
+LARGE = 1 << 27
+"""Weights of 16 bits from which on one program for each multiprocessor, with larger tiles, is quicker than two."""
+WIDTH = 256
+"""Outputs whose pieces a program adds."""
+DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+_NIBBLE = tl.constexpr(NIBBLE)
+_E2M1 = tl.constexpr(E2M1)
+_INTERPRETED = tl.constexpr(knobs.runtime.interpret)
+_2_TO_126 = tl.constexpr(2.0**126)
+
+
+@triton.jit
+def decode(codes, half: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr):
+    """Codes as numbers that bfloat16 holds exactly, in float32; floats as they are."""
+    if CODE == _NIBBLE:
+        return ((codes >> 4 * half) & 15).to(tl.float32) - ZERO
+    elif CODE == _E2M1:
+        field = (codes >> 4 * half).to(tl.uint32)
+        # Sign, exponent and mantissa where float32 has them; then only the exponent's bias is wrong.
+        return (((field & 8) << 28) | ((field & 7) << 22)).to(tl.float32, bitcast=True) * _2_TO_126
+    elif codes.dtype.is_int():
+        return codes.to(tl.float32)
+    else:
+        return codes
+
+
+@triton.jit
+def dot(w_BC, x_CM, acc_BM):
+    w_BC = w_BC.to(x_CM.dtype)
+    if _INTERPRETED:  # which takes the bits of bfloat16 for whole numbers
+        w_BC, x_CM = w_BC.to(tl.float32), x_CM.to(tl.float32)
+    return tl.dot(w_BC, x_CM, acc_BM, input_precision="ieee")
+
+
+@triton.jit
+def by_column(factors, outs_B, first_column, stride, B: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr):
+    """Factors [groups, O] of groups shorter than a step, one for each weight of a tile."""
+    groups = first_column // GROUP + tl.arange(0, C // GROUP)
+    factors_BG = tl.load(factors + groups[None, :].to(tl.int64) * stride + outs_B[:, None]).to(tl.float32)
+    return tl.broadcast_to(factors_BG[:, :, None], (B, C // GROUP, GROUP)).reshape(B, C)
+
+
+@triton.jit
+def add_step(
+    acc_BM, x_CM, w_BC, scales, offsets, outs_B, first_column, num_outs, num_scaled,
+    B: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The sum, and the product of some columns. `ROWS` outputs have one scale."""
+    if scales is None:
+        acc_BM = dot(w_BC, x_CM, acc_BM)
+    elif GROUP < C:
+        w_BC = w_BC.to(tl.float32) * by_column(scales, outs_B // ROWS, first_column, num_scaled, B, C, GROUP)
+        if offsets is not None:
+            w_BC += by_column(offsets, outs_B, first_column, num_outs, B, C, GROUP)
+        acc_BM = dot(w_BC, x_CM, acc_BM)
+    else:
+        group = (first_column // GROUP).to(tl.int64)
+        scale_B = tl.load(scales + group * num_scaled + outs_B // ROWS).to(tl.float32)
+        acc_BM += scale_B[:, None] * dot(w_BC, x_CM, tl.zeros_like(acc_BM))
+        if offsets is not None:
+            offset_B = tl.load(offsets + group * num_outs + outs_B)
+            acc_BM += offset_B[:, None] * tl.sum(x_CM.to(tl.float32), 0)[None, :]
+    return acc_BM
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def multiply(
+    x_ND, codes, scales, offsets, row_scales, pieces,
+    num_tokens, num_outs, num_ins, row_stride, num_scaled, num_steps, steps_each, all_steps,
+    DTYPE: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr, HALVES: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr,
+    B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    """A program's share: `steps_each` of the `all_steps`, of which a tile has `num_steps`, for M of the tokens."""
+    tokens_M = tl.program_id(0) * M + tl.arange(0, M)
+    there_M = tokens_M < num_tokens
+    first = tl.program_id(1) * steps_each
+    last = tl.minimum(first + steps_each, all_steps)
+    columns_C = tl.arange(0, C)
+    x_CM_at = x_ND + tokens_M.to(tl.int64)[None, :] * num_ins + columns_C[:, None]
+    for tile in range(first // num_steps, (last - 1) // num_steps + 1):
+        places_B = tile * B + tl.arange(0, B)
+        # Outputs past the last are computed from the last one's weights and not stored.
+        outs_B = tl.minimum(places_B, num_outs - 1)
+        codes_at = codes + outs_B.to(tl.int64)[:, None] * row_stride + columns_C[None, :]
+        acc_BM = tl.zeros((B, M), tl.float32)
+        begin = tl.maximum(first - tile * num_steps, 0)
+        end = tl.minimum(last - tile * num_steps, num_steps)
+        for step in range(begin, end):
+            if EVEN or HALVES == 2:
+                codes_BC = tl.load(codes_at + step * C)
+            else:
+                codes_BC = tl.load(
+                    codes_at + step * C, mask=(step * C + columns_C < num_ins)[None, :], other=0.0
+                )
+            for half in tl.static_range(HALVES):
+                first_column = (step * HALVES + half) * C
+                if EVEN:
+                    x_CM = tl.load(x_CM_at + first_column, mask=there_M[None, :], other=0.0)
+                else:
+                    inside = there_M[None, :] & (first_column + columns_C < num_ins)[:, None]
+                    x_CM = tl.load(x_CM_at + first_column, mask=inside, other=0.0)
+                w_BC = decode(codes_BC, half, CODE, ZERO)
+                acc_BM = add_step(
+                    acc_BM, x_CM.to(DTYPE), w_BC, scales, offsets, outs_B, first_column, num_outs, num_scaled,
+                    B, C, GROUP, ROWS,
+                )  # fmt: skip
+        if row_scales is not None:
+            acc_BM *= tl.load(row_scales + outs_B)[:, None]
+        piece = tl.program_id(1) - tile * num_steps // steps_each
+        at = pieces + (piece * num_tokens + tokens_M).to(tl.int64)[None, :] * num_outs + places_B[:, None]
+        tl.store(at, acc_BM, mask=(places_B < num_outs)[:, None] & there_M[None, :])
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def add_pieces(
+    pieces, bias, residual, columns, out,
+    num_tokens, num_outs, num_columns, num_steps, steps_each,
+    B: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The pieces of each sum one after the other, then the bias, then what it is added to; `columns` says where outputs
+    go, if not one beside the other."""
+    outs = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    token = tl.program_id(1)
+    inside = outs < num_outs
+    first_step = outs // B * num_steps
+    num_pieces = (first_step + num_steps - 1) // steps_each - first_step // steps_each + 1
+    total = tl.zeros((WIDTH,), tl.float32)
+    for piece in tl.static_range(PIECES):
+        at = pieces + (piece * num_tokens + token).to(tl.int64) * num_outs + outs
+        total += tl.load(at, mask=inside & (piece < num_pieces), other=0.0)
+    if columns is not None:
+        outs = tl.load(columns + outs, mask=inside, other=0.0)
+    if bias is not None:
+        total += tl.load(bias + outs, mask=inside, other=0.0).to(tl.float32)
+    at = token.to(tl.int64) * num_columns + outs
+    if residual is not None:
+        total += tl.load(residual + at, mask=inside, other=0.0)
+    tl.store(out + at, total, mask=inside)
+
+
+class Plan(NamedTuple):
+    """How a matrix is cut, by its shape alone."""
+
+    block_outs: int
+    block_ins: int
+    steps_each: int
+    """Steps of `block_ins` columns (twice as many if two fit in a byte) that a program takes."""
+    num_warps: int
+    num_stages: int
+    registers: int | None
+    """Of a thread, at most, so that two programs fit on a multiprocessor."""
+
+
+def halves(bits: int) -> int:
+    """Codes to a byte, each for one half of a step's columns."""
+    return 2 if bits == 4 else 1
+
+
+def columns_at_once(bits: int) -> int:
+    return {32: COLUMNS // 2, 16: 2 * COLUMNS}.get(bits, COLUMNS)
+
+
+def plan_shape(outs: int, ins: int, *, bits: int = 16) -> Plan:
+    """How to cut a matrix whose weights have so many bits, so that every multiprocessor has as much to do."""
+    columns = columns_at_once(bits)
+    steps = triton.cdiv(ins, columns * halves(bits))
+    if bits == 16:
+        large = outs * ins >= LARGE
+        block, programs = (128, PROGRAMS // 2) if large else (64, PROGRAMS)
+        each = max(triton.cdiv(triton.cdiv(outs, block) * steps, programs), LEAST_STEPS // 2)
+        return Plan(block, columns, each, 8 if large else 4, 4 if large else 3, 128 if large else None)
+    block = 128 if triton.cdiv(outs, 128) * steps >= 2 * LEAST_STEPS * PROGRAMS else 64
+    each = max(triton.cdiv(triton.cdiv(outs, block) * steps, PROGRAMS), LEAST_STEPS)
+    num_stages = 3 if bits >= 16 else 4
+    if block == 128:
+        return Plan(block, columns, each, num_warps=8, num_stages=num_stages, registers=128)
+    return Plan(block, columns, each, num_warps=4, num_stages=num_stages, registers=None)
+
+
+class Kind(NamedTuple):
+    """What decides how weights lie in memory: those of one kind lie in one matrix."""
+
+    code: int
+    stored: torch.dtype
+    bits: int
+    group: int = 0
+    """Columns that share a scale; 0 if none do."""
+    rows: int = 1
+    """Outputs that share a scale, if they lie together."""
+    zero: int = 0
+    """The code of 0."""
+    has_offsets: bool = False
+    row_scaled: bool = False
+    """Whether each row has a scale of its own, beside those of groups."""
+
+    def padded(self, ins: int) -> int:
+        """Columns of all steps."""
+        columns = columns_at_once(self.bits) * halves(self.bits)
+        return triton.cdiv(ins, columns) * columns
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """Weights of one kind, as the kernels read them."""
+
+    kind: Kind
+    dtype: torch.dtype
+    """What is multiplied in."""
+    ins: int
+    codes_OC: Tensor
+    scales_GO: Tensor | None
+    offsets_GO: Tensor | None
+    row_scales_O: Tensor | None
+    columns_O: Tensor | None
+    """Where outputs go, if not one beside the other from the first on."""
+
+    @property
+    def outs(self) -> int:
+        return self.codes_OC.shape[0]
+
+    @cached_property
+    def plan(self) -> Plan:
+        return plan_shape(self.outs, self.ins, bits=self.kind.bits)
+
+    @property
+    def num_steps(self) -> int:
+        """Of a tile."""
+        return self.kind.padded(self.ins) // (self.plan.block_ins * halves(self.kind.bits))
+
+    @cached_property
+    def num_pieces(self) -> int:
+        """Of one sum, at most."""
+        steps, each = self.num_steps, self.plan.steps_each
+        tiles = range(triton.cdiv(self.outs, self.plan.block_outs))
+        return max((tile * steps + steps - 1) // each - tile * steps // each + 1 for tile in tiles)
+
+    def multiply(self, x_ND: Tensor, out_NO: Tensor, bias: Tensor | None, residual_NO: Tensor | None) -> None:
+        """Into those columns of `out_NO` that are this matrix's."""
+        num_tokens, plan, kind = len(x_ND), self.plan, self.kind
+        all_steps = triton.cdiv(self.outs, plan.block_outs) * self.num_steps
+        pieces = x_ND.new_empty((self.num_pieces, num_tokens, self.outs), dtype=torch.float32)
+        multiply[triton.cdiv(num_tokens, TOKENS), triton.cdiv(all_steps, plan.steps_each)](
+            x_ND, self.codes_OC, self.scales_GO, self.offsets_GO, self.row_scales_O, pieces,
+            num_tokens, self.outs, self.ins, self.codes_OC.stride(0),
+            0 if self.scales_GO is None else self.scales_GO.shape[1], self.num_steps, plan.steps_each, all_steps,
+            DTYPE=DTYPES[self.dtype], CODE=kind.code, ZERO=kind.zero, HALVES=halves(kind.bits),
+            GROUP=kind.group, ROWS=kind.rows, EVEN=kind.padded(self.ins) == self.ins,
+            B=plan.block_outs, C=plan.block_ins, M=TOKENS,
+            num_warps=plan.num_warps, num_stages=plan.num_stages, maxnreg=plan.registers,
+        )  # fmt: skip
+        add_pieces[triton.cdiv(self.outs, WIDTH), num_tokens](
+            pieces, bias, residual_NO, self.columns_O, out_NO,
+            num_tokens, self.outs, out_NO.shape[1], self.num_steps, plan.steps_each,
+            B=plan.block_outs, PIECES=self.num_pieces, WIDTH=WIDTH,
+        )  # fmt: skip

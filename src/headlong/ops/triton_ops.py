@@ -1,0 +1,32 @@
+"""Triton's kernels as the registry asks for them. Imported only where they are to serve: Triton may be missing."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from headlong.ops.best.triton import best
+from headlong.ops.delta_net.triton import TritonDeltaNet
+from headlong.ops.gated_attention.triton import TritonGatedAttention
+from headlong.ops.linear.triton import TritonLinear
+from headlong.ops.norm.triton import TritonRmsNorm
+from headlong.ops.silu_mul.triton import silu_mul
+from headlong.quant.format import Weight
+
+__all__ = [
+    "TritonDeltaNet",
+    "TritonGatedAttention",
+    "TritonLinear",
+    "TritonRmsNorm",
+    "best",
+    "linear",
+    "silu_mul",
+]
+
+
+def linear(
+    weights: Sequence[Weight], order: Tensor | None, bias: Tensor | None, dtype: torch.dtype
+) -> TritonLinear | str:
+    """Or the reason why these weights need another. Packed ones are multiplied in `dtype`."""
+    reasons = [reason for weight in weights if (reason := TritonLinear.supports(weight)) is not None]
+    return reasons[0] if reasons else TritonLinear(weights, order, bias, dtype=dtype)

@@ -1,0 +1,84 @@
+"""What a step's Triton kernels share: which rows it feeds and where their tokens and pages are, on the device.
+
+Kernels take from the host only what bounds a grid; all that varies between steps of one shape they read from here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headlong.env import triton_ops_wanted
+from headlong.ops.upload import upload
+from headlong.types import Rows
+
+FEWEST_POSITIONS = 1024
+"""That are reckoned with, and then twice as many each time: steps come in few shapes, which are recorded."""
+
+
+@dataclass(frozen=True)
+class TritonStep:
+    """R rows of N tokens in all, flattened row after row. Integers are int32."""
+
+    table_R6: Tensor
+    """Of each row: slot, position of its first token, tokens, drafts among them (the last ones), drafts of the last
+    step to replay, index of its first token among all N."""
+    row_N: Tensor
+    """Which row each token belongs to."""
+    position_N: Tensor
+    pages_RP: Tensor
+    """Each row's pages, in order; what lies beyond the last is not read."""
+    page_size: int
+    most_tokens: int
+    """That a row has, at most."""
+    longest: int
+    """Positions that a row attends to, at most, rounded up."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.table_R6, self.row_N, self.position_N, self.pages_RP
+
+    def over(self, tensors: Sequence[Tensor]) -> "TritonStep":
+        """The same step, read from these."""
+        table_R6, row_N, position_N, pages_RP = tensors
+        return replace(self, table_R6=table_R6, row_N=row_N, position_N=position_N, pages_RP=pages_RP)
+
+    @classmethod
+    def of(cls, rows: Rows, pages_RP: Tensor, page_size: int) -> "TritonStep":
+        device = pages_RP.device
+        table, row_of, positions, first = [], [], [], 0
+        for row, (slot, start, count, drafts, replay) in enumerate(zip(*rows, strict=True)):
+            table.extend([slot, start, count, drafts, replay, first])
+            row_of.extend([row] * count)
+            positions.extend(range(start, start + count))
+            first += count
+        longest = FEWEST_POSITIONS
+        while longest < max(map(sum, zip(rows.starts, rows.query_lens, strict=True))):
+            longest *= 2
+        missing = -(-longest // page_size) - pages_RP.shape[1]
+        table_X, row_N, position_N = upload([table, row_of, positions], device, torch.int32)
+        return cls(
+            table_R6=table_X.view(-1, 6),
+            row_N=row_N,
+            position_N=position_N,
+            pages_RP=F.pad(pages_RP.to(torch.int32), (0, max(0, missing))),
+            page_size=page_size,
+            most_tokens=max(rows.query_lens),
+            longest=longest,
+        )
+
+
+def refusal(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why Triton's kernels cannot serve this dtype and device; None if they can."""
+    if device.type not in ("cuda", "cpu"):
+        return f"run on CUDA devices, not on {device.type}"
+    if not triton_ops_wanted(device.type):
+        return "run on CUDA devices" if device.type == "cpu" else "are turned off by HEADLONG_TRITON=0"
+    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"take bfloat16, float16 and float32, not {dtype}"
+    if find_spec("triton") is None:
+        return "need the package triton, which is not installed"
+    return None

@@ -1,0 +1,22 @@
+"""Whole numbers from the host to a device: all of a step's in one copy that nobody waits for."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+ALIGN = 4
+"""Each list begins at a multiple of so many numbers, as a tensor of its own would: kernels are compiled for where
+things begin."""
+
+
+def upload(
+    lists: Sequence[Sequence[int]], device: torch.device, dtype: torch.dtype = torch.long
+) -> list[Tensor]:
+    """One tensor for each list."""
+    if device.type == "cpu":
+        return [torch.tensor(values, dtype=dtype) for values in lists]
+    sizes = [len(values) + -len(values) % ALIGN for values in lists]
+    together = [number for values in lists for number in (*values, *((0,) * (-len(values) % ALIGN)))]
+    there = torch.tensor(together, dtype=dtype).to(device, non_blocking=True)
+    return [part[: len(values)] for part, values in zip(there.split(sizes), lists, strict=True)]

@@ -1,0 +1,266 @@
+"""Triton's product with every kind of weight: against the dequantised weight in float64, and bit for bit the same for a
+token in any company."""
+
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from headlong.ops.linear import triton_kernels
+from headlong.ops.linear.triton import TritonLinear
+from headlong.ops.linear.triton_kernels import PROGRAMS, plan_shape
+from headlong.quant.compressed import CompressedInts
+from headlong.quant.detect import detect
+from headlong.quant.format import PackedWeight, Weight
+from headlong.quant.gguf import BLOCK_SIZES, GgufBlocks
+from headlong.quant.plain import PlainFormat
+from support import packing
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SHAPES = ((70, 96), (65, 320))
+FLOAT, SCALED, ROUNDED = 3e-7, 3e-7, 2.0**-7
+"""Errors relative to a row's size and the largest weight: of products of what is stored, of sums that are scaled, and
+of weights that are rounded once scaled, because their groups are short."""
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def tokens(count: int, size: int, seed: int = 7) -> Tensor:
+    """That every dtype holds exactly, so that it does not matter how they are rounded."""
+    return draw(count, size, seed=seed).bfloat16().half().float().to(DEVICE)
+
+
+def moved(parts: packing.Parts) -> packing.Parts:
+    return {name: part if name == "weight_shape" else part.to(DEVICE) for name, part in parts.items()}
+
+
+def floats(dtype: torch.dtype, outs: int, size: int) -> Weight:
+    return draw(outs, size, seed=outs).to(DEVICE, dtype)
+
+
+def plain(outs: int, size: int) -> Weight:
+    return PlainFormat("BF16").pack({"weight": draw(outs, size).to(DEVICE, torch.bfloat16)}, (outs, size))
+
+
+def stored(how: str, outs: int, size: int) -> Weight:
+    parts = packing.pack(draw(outs, size, seed=outs), how)
+    return detect(packing.header(parts), (outs, size), {}).pack(moved(parts), (outs, size))
+
+
+def blocks(type_name: str, outs: int, size: int) -> Weight:
+    """Random codes of a GGUF type, with scales that are numbers."""
+    elements, nbytes = BLOCK_SIZES[type_name]
+    generator = torch.Generator().manual_seed(outs)
+    data = torch.randint(0, 256, (outs, size // elements, nbytes), generator=generator, dtype=torch.uint8)
+    data[..., :2] = torch.tensor([0.01]).half().view(torch.uint8)
+    rows = data.flatten(1).to(DEVICE)
+    return GgufBlocks(type_name).pack({"weight": rows}, (outs, size))
+
+
+def eight_bits(group: int, outs: int, size: int) -> Weight:
+    """Any byte is a code, and a zero point."""
+    group = packing.fitting_group(size, group)
+    random_bytes = partial(
+        torch.randint, -128, 128, generator=torch.Generator().manual_seed(outs), dtype=torch.int8
+    )
+    parts = {"weight": random_bytes((outs, size)), "weight_scale": draw(outs, size // group, seed=1) / 64}
+    parts["weight_zero_point"] = random_bytes((outs, size // group))
+    format = CompressedInts(8, group, "group", packed=False, zero_point="I8")
+    return format.pack(moved(parts), (outs, size))
+
+
+KINDS: dict[str, tuple[Callable[[int, int], Weight], float]] = {
+    "float32": (partial(floats, torch.float32), FLOAT),
+    "bfloat16": (partial(floats, torch.bfloat16), FLOAT),
+    "float16": (partial(floats, torch.float16), FLOAT),
+    "plain": (plain, FLOAT),
+    "fp8_block": (partial(stored, "fp8_block"), SCALED),
+    "fp8_channel": (partial(stored, "fp8_channel"), SCALED),
+    "fp8_tensor": (partial(stored, "fp8_tensor"), SCALED),
+    "int8_channel": (partial(stored, "int8_channel"), SCALED),
+    "int8 zero points": (partial(eight_bits, 64), ROUNDED),
+    "int4_g32": (partial(stored, "int4_g32"), ROUNDED),
+    "int4_g64": (partial(stored, "int4_g64"), ROUNDED),
+    "int4_asym": (partial(stored, "int4_asym"), ROUNDED),
+    "gptq": (partial(stored, "gptq_v1"), ROUNDED),
+    "mlx4": (partial(stored, "mlx4"), ROUNDED),
+    "nvfp4_modelopt": (partial(stored, "nvfp4_modelopt"), SCALED),
+    "nvfp4_compressed": (partial(stored, "nvfp4_compressed"), SCALED),
+    "Q8_0": (partial(blocks, "Q8_0"), ROUNDED),
+}
+EXACT = {"int4_g64 256": ("int4_g64", (65, 256)), "int8 256": ("int8 zero points", (65, 256))}
+
+
+@cache
+def weight_of(kind: str, shape: tuple[int, int]) -> Weight:
+    return KINDS[kind][0](*shape)
+
+
+@cache
+def linear(kind: str, shape: tuple[int, int]) -> TritonLinear:
+    assert TritonLinear.supports(weight_of(kind, shape)) is None
+    return TritonLinear([weight_of(kind, shape)])
+
+
+def dense(weight: Weight) -> Tensor:
+    return weight.dequantize(0, weight.out_features) if isinstance(weight, PackedWeight) else weight.float()
+
+
+def distance(found: Tensor, x: Tensor, weight: Tensor) -> float:
+    x, weight = x.double(), weight.double()
+    size = x.abs().sum(1, keepdim=True) * weight.abs().max()
+    return ((found - x @ weight.T).abs() / size).max().item()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_product(kind, shape):
+    x = tokens(5, shape[1])
+    found = linear(kind, shape)(x)
+    assert found.shape == (5, shape[0]) and found.dtype == torch.float32
+    assert distance(found, x, dense(weight_of(kind, shape))) < KINDS[kind][1]
+
+
+@pytest.mark.parametrize(("kind", "shape"), EXACT.values(), ids=EXACT)
+def test_groups_as_long_as_a_step_are_scaled_once_summed(kind, shape):
+    x = tokens(3, shape[1])
+    assert distance(linear(kind, shape)(x), x, dense(weight_of(kind, shape))) < SCALED
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "fp8_block", "int4_asym", "nvfp4_modelopt"])
+def test_packed_weights_in_float32(kind):
+    shape = SHAPES[0]
+    x = draw(3, shape[1]).to(DEVICE)
+    found = TritonLinear([weight_of(kind, shape)], dtype=torch.float32)(x)
+    x = x.bfloat16() if kind == "bfloat16" else x
+    error = distance(found, x, dense(weight_of(kind, shape)))
+    # The interpreter rounds towards zero.
+    assert error < (3e-7 if kind != "bfloat16" or DEVICE == "cuda" else 2.0**-7)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bits_depend_on_nothing_beside(kind):
+    """Not on the number of tokens, nor on a token's place among them; nor does poison leave its row."""
+    multiply, x = linear(kind, SHAPES[1]), tokens(7, SHAPES[1][1], seed=8)
+    alone = torch.cat([multiply(token[None]) for token in x])
+    for count in (2, 7):
+        assert torch.equal(multiply(x[:count]), alone[:count])
+        assert torch.equal(multiply(x[-count:].flip(0)).flip(0), alone[-count:])
+    poisoned = x.clone()
+    poisoned[3] = torch.nan
+    found = multiply(poisoned)
+    assert found[3].isnan().all() and torch.equal(found[[0, 1, 2, 4, 5, 6]], alone[[0, 1, 2, 4, 5, 6]])
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "fp8_block"])
+def test_many_tokens(kind, monkeypatch):
+    """More than a program takes, in one launch or several."""
+    multiply, x = linear(kind, SHAPES[1]), tokens(150, SHAPES[1][1])
+    alone = torch.cat([multiply(x[i : i + 1]) for i in (0, 63, 64, 149)])
+    found = multiply(x)
+    assert torch.equal(found[[0, 63, 64, 149]], alone)
+    monkeypatch.setattr(multiply, "_tokens_at_once", 64)
+    assert torch.equal(multiply(x), found)
+    assert multiply(x[:0]).shape == (0, SHAPES[1][0])
+
+
+def test_what_lies_beside_the_input_does_not_matter():
+    size = SHAPES[1][1]
+    multiply, x = linear("bfloat16", SHAPES[1]), tokens(3, size)
+    room = torch.full((3 * size + 2 * size,), torch.nan, device=DEVICE)
+    inside = room[size : 4 * size].view(3, size).copy_(x)
+    assert torch.equal(multiply(inside), multiply(x))
+    assert torch.equal(multiply(x.bfloat16()), multiply(x)), "activations may come in the weights' dtype"
+
+
+def test_what_is_added():
+    shape = SHAPES[0]
+    bias, before = draw(shape[0], seed=2).to(DEVICE), draw(3, shape[0], seed=3).to(DEVICE)
+    x, weight = tokens(3, shape[1]), weight_of("bfloat16", shape)
+    plain = linear("bfloat16", shape)(x)
+    biased = TritonLinear([weight], None, bias)
+    assert torch.equal(biased(x), plain + bias)
+    assert torch.equal(biased(x, add_to=before), before + (plain + bias))
+    assert torch.equal(linear("bfloat16", shape)(x, before), before + plain)
+
+
+STACKS = {
+    "one kind": ["bfloat16", "bfloat16"],
+    "scaled blocks": ["fp8_block", "fp8_block"],
+    "whole numbers": ["int4_asym", "int4_asym"],
+    "several kinds": ["bfloat16", "fp8_channel", "bfloat16", "nvfp4_modelopt"],
+}
+
+
+@pytest.mark.parametrize("kinds", STACKS.values(), ids=STACKS)
+@pytest.mark.parametrize("reordered", [False, True], ids=["in order", "reordered"])
+def test_stacked_weights_are_the_parts(kinds, reordered):
+    """Sums are cut by the shape of all, so their last bits may differ from those of the parts."""
+    outs = [60 + 8 * i for i in range(len(kinds))]
+    weights = [weight_of(kind, (out, 96)) for kind, out in zip(kinds, outs, strict=True)]
+    order = torch.randperm(sum(outs), generator=torch.Generator().manual_seed(1)) if reordered else None
+    bias, x = draw(sum(outs), seed=3).to(DEVICE), tokens(3, 96)
+    apart = torch.cat([TritonLinear([weight])(x) for weight in weights], 1)
+    apart = apart if order is None else apart[:, order.to(DEVICE)]
+    found = TritonLinear(weights, order, bias)(x)
+    assert torch.allclose(found, apart + bias, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("swapped", [True, False], ids=["whole blocks", "parts of blocks"])
+def test_blocks_of_scales_that_move(swapped):
+    """Where all outputs of a block move together its scale stays one number."""
+    weight = weight_of("fp8_block", (256, 130))
+    order = torch.arange(256).roll(128 if swapped else 100)
+    multiply, x = TritonLinear([weight], order), tokens(2, 130)
+    assert multiply.matrices[0].kind.rows == (128 if swapped else 1)
+    expected = TritonLinear([weight])(x)[:, order.to(DEVICE)]
+    assert torch.allclose(multiply(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_every_eight_bit_float_is_itself():
+    codes = torch.arange(256, dtype=torch.uint8)
+    codes[[127, 255]] = 0  # no numbers
+    weight = codes.view(torch.float8_e4m3fn).view(4, 64)
+    parts = {"weight": weight.to(DEVICE), "weight_scale": torch.ones(4, 1, device=DEVICE)}
+    multiply = TritonLinear([detect(packing.header(parts), (4, 64), {}).pack(parts, (4, 64))])
+    assert torch.equal(multiply(torch.eye(64, device=DEVICE)).T.cpu(), weight.float())
+
+
+def test_what_it_does_not_know_is_left_to_others():
+    for weight, reason in (
+        (draw(8, 32).double(), "float64"),
+        (stored("int4_actorder", 8, 64), "even groups"),
+        (torch.empty(8, 64, device="meta"), "not there"),
+        (eight_bits(96, 8, 192), "groups of 96"),
+    ):
+        assert reason in (TritonLinear.supports(weight) or "")
+
+
+@pytest.mark.parametrize("bits", [4, 8, 16])
+@pytest.mark.parametrize(
+    "shape",
+    [(34816, 5120), (5120, 17408), (14336, 5120), (5120, 6144), (248320, 5120), (2048, 2048), (1024, 2048)],
+    ids=str,
+)
+def test_plans_share_the_work_evenly(shape, bits):
+    """Every program but the last has as much to do, and one wave of them does all of it."""
+    plan = plan_shape(*shape, bits=bits)
+    columns = plan.block_ins * triton_kernels.halves(bits)
+    assert all(size & (size - 1) == 0 for size in plan[:2]) and shape[1] % columns == 0
+    steps = -(-shape[0] // plan.block_outs) * (shape[1] // columns)
+    programs = -(-steps // plan.steps_each)
+    wave = PROGRAMS // 2 if bits == 16 and plan.block_outs == 128 else PROGRAMS
+    assert wave / 5 < programs <= wave
+    if steps > wave * 16:
+        assert steps / (wave * plan.steps_each) > 0.93
+
+
+def test_plans_depend_on_the_shape_alone():
+    """And a matrix of twice the outputs is cut into about the same number of shares."""
+    sizes = [plan_shape(outs, 4096).steps_each for outs in (8192, 16384, 32768)]
+    assert all(abs(second - 2 * first) <= 1 for first, second in pairwise(sizes))

@@ -1,0 +1,100 @@
+"""The small Triton kernels, norm, MLP gate and best token: the references, bit for bit alike in company."""
+
+import pytest
+import torch
+
+from headlong.ops.best import reference as reference_best
+from headlong.ops.norm.reference import RmsNorm
+from headlong.ops.silu_mul import reference as reference_silu_mul
+
+triton = pytest.importorskip("triton")
+from headlong.ops.best import triton as triton_best  # noqa: E402
+from headlong.ops.norm.triton import TritonRmsNorm  # noqa: E402
+from headlong.ops.silu_mul import triton as triton_silu_mul  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SIZES = [1, 7, 64, 385, 2560]
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+def randn(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", SIZES)
+def test_norm(size, dtype):
+    norm, x = RmsNorm(randn(size, seed=1).to(dtype), 1e-6), randn(9, size, seed=2) * 10
+    whole, exact = TritonRmsNorm(norm)(x), RmsNorm(randn(size, seed=1), 1e-6)
+    exact.weight, exact.eps = norm.weight.float(), norm.eps.float()
+    torch.testing.assert_close(whole, exact(x), **CLOSE)
+    for row in range(9):
+        assert torch.equal(TritonRmsNorm(norm)(x[row : row + 1]), whole[row : row + 1])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_norm_of_a_sum(size):
+    norm = RmsNorm(randn(size, seed=1), 1e-6)
+    x, y = randn(9, size, seed=2) * 10, randn(9, size, seed=3)
+    before = x.clone()
+    total, out = TritonRmsNorm(norm).add(x, y)
+    assert torch.equal(x, before) and torch.equal(total, x + y)
+    torch.testing.assert_close(out, norm(x + y), **CLOSE)
+    for first, last in ((0, 1), (3, 5), (8, 9)):
+        part = TritonRmsNorm(norm).add(x[first:last], y[first:last])
+        assert torch.equal(part[0], total[first:last]) and torch.equal(part[1], out[first:last])
+
+
+def test_a_row_that_is_no_number_spoils_no_other():
+    norm, x = RmsNorm(randn(40, seed=1), 1e-6), randn(3, 40, seed=2)
+    clean = TritonRmsNorm(norm)(x)
+    x[1] = torch.nan
+    poisoned = TritonRmsNorm(norm)(x)
+    assert poisoned[1].isnan().all() and torch.equal(poisoned[::2], clean[::2])
+
+
+@pytest.mark.parametrize("size", [*SIZES, 1025])
+def test_gate(size):
+    gate_up = randn(5, 2 * size, seed=4) * 20
+    whole = triton_silu_mul.silu_mul(gate_up)
+    torch.testing.assert_close(whole, reference_silu_mul.silu_mul(gate_up), **CLOSE)
+    for row in range(5):
+        assert torch.equal(triton_silu_mul.silu_mul(gate_up[row : row + 1]), whole[row : row + 1])
+
+
+def test_extremes_stay_finite_and_nan_stays_nan():
+    gate_up = torch.tensor([[-1e4, -100.0, 0.0, 100.0, 1e4, torch.nan, 1, 1, 1, 1, 1, 1]], device=DEVICE)
+    out = triton_silu_mul.silu_mul(gate_up)[0].cpu()
+    torch.testing.assert_close(out[:5], torch.tensor([0.0, 0.0, 0.0, 100.0, 1e4]), rtol=1e-6, atol=1e-6)
+    assert out[5].isnan()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [1, 2, 63, 1000, 4095, 4096, 4097, 20000])
+def test_best(size, dtype):
+    logits = randn(6, size, seed=5).to(dtype)
+    logits[1] = torch.nan
+    logits[2, size // 2 :] = torch.nan
+    logits[3] = -torch.inf
+    logits[4] = 1.5
+    logits[5] = logits[5].round()
+    found = triton_best.best(logits)
+    assert found.dtype == torch.long
+    assert torch.equal(found.cpu(), reference_best.best(logits.cpu()))
+    for row in range(6):
+        assert torch.equal(triton_best.best(logits[row : row + 1]), found[row : row + 1])
+
+
+def test_best_reads_no_padding():
+    """Rows may be wider than the vocabulary, and what lies between them is nobody's token."""
+    wide = randn(4, 5000, seed=6)
+    wide[:, 4500:] = torch.nan
+    assert torch.equal(triton_best.best(wide[:, :4500]), wide[:, :4500].argmax(-1))
+
+
+@pytest.mark.parametrize("places", [(0, 4096), (4095, 4096), (5, 9000), (9000, 9999)])
+@pytest.mark.parametrize("value", [9.0, torch.inf, torch.nan])
+def test_of_equal_ones_the_first(places, value):
+    logits = randn(1, 10000, seed=7)
+    logits[0, list(places)] = value
+    assert triton_best.best(logits).item() == places[0]
