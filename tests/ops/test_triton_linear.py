@@ -254,7 +254,7 @@ def test_plans_share_the_work_evenly(shape, bits):
     assert all(size & (size - 1) == 0 for size in plan[:2]) and shape[1] % columns == 0
     steps = -(-shape[0] // plan.block_outs) * (shape[1] // columns)
     programs = -(-steps // plan.steps_each)
-    wave = PROGRAMS // 2 if bits == 16 and plan.block_outs == 128 else PROGRAMS
+    wave = {4: PROGRAMS, 8: 2 * PROGRAMS, 16: PROGRAMS // 2 if plan.block_outs == 128 else PROGRAMS}[bits]
     assert wave / 5 < programs <= wave
     if steps > wave * 16:
         assert steps / (wave * plan.steps_each) > 0.93

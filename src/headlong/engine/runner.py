@@ -1,6 +1,7 @@
 """Turns a plan and its drafts into one ragged batch and runs the model over it. Decides nothing."""
 
 from collections.abc import Sequence
+from operator import add
 
 from torch import Tensor
 
@@ -69,7 +70,8 @@ class Runner:
 
     def context(self, batch: Batch) -> Context:
         ops = self.model.ops
-        rotation = angles(batch.positions_N, self.model.rotary, ops.activation_dtype)
+        last = max(map(add, batch.rows.starts, batch.rows.query_lens)) - 1
+        rotation = angles(batch.positions_N, self.model.rotary, ops.activation_dtype, last)
         attention = ops.plan_attention(batch.rows, batch.pages_RP, self.state.page_size)
         if self.conv_kernel is None:
             return Context(rotation, attention)

@@ -204,7 +204,8 @@ class _Passes:
             positions = (
                 torch.tensor([self.starts], device=device) + torch.arange(deepest - 1, device=device)[:, None]
             )
-            self.angles = angles(positions.flatten(), model.rotary, model.ops.activation_dtype)
+            last = max(self.starts) + deepest - 2
+            self.angles = angles(positions.flatten(), model.rotary, model.ops.activation_dtype, last)
 
     def context(self, index: int, live: list[int], at: Tensor | slice) -> Context:
         """Pass `index` (from 0) pairs draft `index` with the hidden state at position start + index, for the rows

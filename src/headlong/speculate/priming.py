@@ -92,7 +92,8 @@ class PairReader:
         """Rotations by the pairs' true positions; where they are written, by the starts and pages given."""
         ops, device = self.model.ops, self.state.carry_SD.device
         positions_N = torch.cat([torch.arange(row.start, row.end, device=device) for row in rows])
-        rotation = angles(positions_N, self.model.rotary, ops.activation_dtype)
+        last = max(row.end for row in rows) - 1
+        rotation = angles(positions_N, self.model.rotary, ops.activation_dtype, last)
         nothing = (0,) * len(lens)
         step = Rows(nothing, tuple(starts), lens, nothing, nothing)
         return Context(rotation, ops.plan_attention(step, page_table(pages, device), self.state.page_size))

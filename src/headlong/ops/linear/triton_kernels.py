@@ -203,6 +203,9 @@ def plan_shape(outs: int, ins: int, *, bits: int = 16) -> Plan:
         block, programs = (128, PROGRAMS // 2) if large else (64, PROGRAMS)
         each = max(triton.cdiv(triton.cdiv(outs, block) * steps, programs), LEAST_STEPS // 2)
         return Plan(block, columns, each, 8 if large else 4, 4 if large else 3, 128 if large else None)
+    if bits == 8:  # bound by unpacking: as many programs as fit
+        each = max(triton.cdiv(triton.cdiv(outs, 64) * steps, 2 * PROGRAMS), LEAST_STEPS)
+        return Plan(64, columns, each, num_warps=4, num_stages=4, registers=128)
     block = 128 if triton.cdiv(outs, 128) * steps >= 2 * LEAST_STEPS * PROGRAMS else 64
     each = max(triton.cdiv(triton.cdiv(outs, block) * steps, PROGRAMS), LEAST_STEPS)
     num_stages = 3 if bits >= 16 else 4

@@ -80,17 +80,17 @@ class Angles:
         return replace(self, cos=self.cos[tokens], sin=self.sin[tokens])
 
 
-def angles(positions_N: Tensor, rotary: Rotary, dtype: torch.dtype) -> Angles:
-    """On a CPU from a table that grows: looking up is quicker than computing, and a position's bits are always the
-    same ones."""
-    last = int(positions_N.max()) if positions_N.device.type == "cpu" else LARGEST_TABLE
+def angles(positions_N: Tensor, rotary: Rotary, dtype: torch.dtype, last: int | None = None) -> Angles:
+    """From a table that grows: looking up is quicker than computing, and a position's bits are always the same ones.
+    `last` is the largest of these positions, or more; without it they are asked, for which a GPU would stand still."""
+    last = int(positions_N.max()) if last is None else last
     if last >= LARGEST_TABLE:
         return _angles(positions_N, rotary, dtype)
     table = rotary.tables.get(dtype)
     known = 0 if table is None else len(table.cos)
     if table is None or last >= known:
         end = max(TABLE, 1 << last.bit_length())
-        more = _angles(torch.arange(known, end), rotary, dtype)
+        more = _angles(torch.arange(known, end, device=positions_N.device), rotary, dtype)
         if table is not None:
             more = replace(more, cos=torch.cat((table.cos, more.cos)), sin=torch.cat((table.sin, more.sin)))
         table = rotary.tables[dtype] = more
