@@ -22,7 +22,7 @@ from headlong.ops.upload import upload
 from headlong.sampling.entries import Entries, Entry
 from headlong.sampling.sampler import Sampler
 from headlong.speculate.going import Going
-from headlong.speculate.priming import WHOLE, PairReader, Pairs
+from headlong.speculate.priming import WHOLE, WHOLE_ON_GPU, PairReader, Pairs
 from headlong.speculate.waiting import WaitingPairs
 from headlong.state.pages import page_table
 from headlong.state.state import State
@@ -41,6 +41,7 @@ class MtpProposer:
         self.reader = PairReader(model, head, state)
         self.waiting = WaitingPairs(state)
         self._graphs = Graphs() if state.carry_SD.device.type == "cuda" and model.recordable else None
+        self._whole = WHOLE if state.carry_SD.device.type == "cpu" else WHOLE_ON_GPU
         self._resumed: set[str] = set()
         """Rows of this step that had paused."""
 
@@ -131,7 +132,7 @@ class MtpProposer:
         if owed := self.waiting.take(plan.rows[number].request.id for number, _ in now):
             self.reader.write(owed)  # what the head says of them is not asked any more
         unprimed = any(self._unprimed(plan.rows[number]) for number, _ in now)
-        if later or unprimed or len(hidden_ND) > WHOLE:
+        if later or unprimed or len(hidden_ND) > self._whole:
             self.reader.read([self._pairs(plan, number, flat, hidden_ND, verdict) for number, flat in now])
         else:
             self._read_all(plan, batch, context, hidden_ND, verdict)

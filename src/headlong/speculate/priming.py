@@ -18,7 +18,7 @@ from headlong.state.pages import page_table
 from headlong.state.state import RowState, State
 from headlong.types import Rows
 
-WHOLE = 8
+WHOLE, WHOLE_ON_GPU = 8, 256
 """So many pairs at most are read whole in one pass: the second pass would cost more than it saves."""
 
 
