@@ -1,0 +1,47 @@
+"""A whole model on Triton's kernels, on the CPU through the interpreter: float32, with drafts accepted and refused.
+
+The same tokens cut otherwise must leave the same bits, and what they leave must be what the reference ops leave.
+"""
+
+import pytest
+import torch
+
+from headlong.ops.linear.triton import TritonLinear
+from support import tiny
+from support.steps import Driver, load
+from support.tiny import random_tokens
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the driver works on the CPU")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny.make(tmp_path_factory.mktemp("tiny"), "dense", seed=5).folder
+
+
+def driven(folder, monkeypatch, triton: str) -> Driver:
+    monkeypatch.setenv("HEADLONG_TRITON", triton)
+    monkeypatch.setenv("HEADLONG_NATIVE", "0")
+    built = load(folder)
+    assert isinstance(built.model.lm_head, TritonLinear) == (triton == "interpret")
+    driver = Driver(built, max_rows=2)
+    driver.open("a", random_tokens(built.model.config.vocab_size, 40, seed=1))
+    return driver
+
+
+def in_steps(driver: Driver) -> torch.Tensor:
+    """A prompt in two chunks, then drafts: all refused, some accepted, all accepted."""
+    found = [driver.feed("a", [7, 4]).logits]
+    for depth, accept in ((2, 0), (3, 2), (2, 2), (1, 0)):
+        found.append(driver.step(driver.draft("a", depth, accept, seed=depth))["a"].logits)
+    return torch.cat(found)
+
+
+def test_cuts_leave_the_same_bits_and_the_references_values(folder, monkeypatch):
+    drafted, plain = driven(folder, monkeypatch, "interpret"), driven(folder, monkeypatch, "interpret")
+    reference = driven(folder, monkeypatch, "1")
+    found = in_steps(drafted)
+    single = torch.cat([plain.feed("a", [3, 8]).logits, plain.decode("a", len(found) - 11).logits])
+    assert torch.equal(found, single)
+    torch.testing.assert_close(found, in_steps(reference), rtol=1e-4, atol=1e-4)
+    assert drafted.propose("a", 3) == plain.propose("a", 3) == reference.propose("a", 3)
