@@ -16,7 +16,7 @@ from headlong.state.state import State
 from headlong.types import Batch, Draft, Plan, RowPlan, Rows
 
 MAX_RECORDED = 256
-"""Tokens of a step that is recorded; prompts are read as they come."""
+"""Tokens of a step that is recorded. Prompts come in too many lengths."""
 
 
 class Runner:
@@ -81,12 +81,21 @@ class Runner:
 
     def forward(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
         """Hidden states of all tokens, and logits of those that want them."""
-        if self.graphs is not None and len(batch.tokens_N) <= MAX_RECORDED and len(batch.logits_index_L):
+        if self.graphs is not None and self._comes_again(batch):
             return self._replay(self.graphs, batch, context)
         hidden_ND = self.model.forward(batch.tokens_N, context, self.state.layers)
         if not len(batch.logits_index_L):
             return hidden_ND, hidden_ND.new_empty(0, self.model.config.vocab_size)
         return hidden_ND, self.model.logits(hidden_ND[batch.logits_index_L])
+
+    def _comes_again(self, batch: Batch) -> bool:
+        """Whether steps of this shape are to be expected: rows that decode, and few enough."""
+        lens = batch.rows.query_lens
+        return (
+            max(lens) <= 1 + self.state.max_drafts
+            and sum(lens) <= MAX_RECORDED
+            and len(batch.logits_index_L) > 0
+        )
 
     def _replay(self, graphs: Graphs, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
         """The same as one recorded launch."""
