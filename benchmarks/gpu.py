@@ -1,7 +1,7 @@
 """The GPU: correctness first, then a step and its parts against what the memory allows.
 
     python benchmarks/gpu.py [--shape benchmarks/shapes/qwen3.6-27b.json] [--layers 64] [--fp8] [--rows 1,4,16]
-                             [--contexts 1024,8192] [--tokens 20000] [--skip-exact] [--json FILE]
+                             [--contexts 1024,8192] [--draft-vocab N] [--tokens 20000] [--skip-exact] [--json FILE]
 
 First the embedded model in bfloat16: mixed batches, greedy and sampled, K = 1…6 against K = 0, token by token. Then a
 model of the given shape with random weights made on the device, which says nothing but takes its time: logits of a
@@ -106,6 +106,7 @@ class Bench:
             cache_tokens=rows * (context + 512),
             chunk_tokens=2048,
             prefix_cache=False,
+            draft_vocab=args.draft_vocab,
             max_draft_tokens=max(DEPTHS),
         )
         self.engine = Engine(args.built, config)
@@ -283,6 +284,7 @@ def main() -> None:
     parser.add_argument("--rows", type=numbers, default=[1, 4, 16])
     parser.add_argument("--contexts", type=numbers, default=[1024])
     parser.add_argument("--depths", type=numbers, default=[0, 1, 3, 6])
+    parser.add_argument("--draft-vocab", type=int, default=None)
     parser.add_argument("--tokens", type=int, default=20000)
     parser.add_argument("--skip-exact", action="store_true")
     parser.add_argument("--json", type=Path, default=None)

@@ -31,6 +31,9 @@ class EngineConfig:
     say which zero points a GPTQ head has, which its tensors cannot."""
     draft_dtype: str = "auto"
     """What the head's unpacked matrices are kept in; by default as they are stored, where that is fast."""
+    draft_vocab: int | None = None
+    """Draft among the first so many tokens of the vocabulary alone, which byte-pair vocabularies have in the order of
+    their frequency: an lm_head that is a good part of a draft's time gets shorter. The target decides as ever."""
     device: str = "auto"
     dtype: str = "auto"
     max_rows: int = 16
@@ -74,6 +77,7 @@ class EngineConfig:
         if self.draft_tokens != "auto":
             _check("draft_tokens", self.draft_tokens, 0, self.max_draft_tokens)
         for name, low, high in (
+            ("draft_vocab", 1, 1 << 30),
             ("max_context", 1, 1 << 30),
             ("cache_tokens", 1, 1 << 30),
             ("prefix_device_bytes", 0, 1 << 50),

@@ -264,3 +264,13 @@ def test_plans_depend_on_the_shape_alone():
     """And a matrix of twice the outputs is cut into about the same number of shares."""
     sizes = [plan_shape(outs, 4096).steps_each for outs in (8192, 16384, 32768)]
     assert all(abs(second - 2 * first) <= 1 for first, second in pairwise(sizes))
+
+
+@pytest.mark.parametrize("count", [1, 64, 100])
+def test_leading_outputs(count):
+    """Close to the whole's own: the work is cut otherwise."""
+    weight, x = torch.randn(130, 96, device=DEVICE), torch.randn(3, 96, device=DEVICE)
+    whole = TritonLinear([weight], bias=torch.randn(130, device=DEVICE))
+    part = whole.leading(count)
+    assert part is not None and part(x).shape == (3, count)
+    torch.testing.assert_close(part(x), whole(x)[:, :count], rtol=1e-5, atol=1e-5)

@@ -85,6 +85,7 @@ SPECIAL = {
     "served_names": ("one, two", ("one", "two")),
     "dtype": ("float32", "float32"),
     "draft_dtype": ("float32", "float32"),
+    "draft_vocab": ("4096", 4096),
     "max_models": ("3", 3),
     "page_size": ("64", 64),
     "max_draft_tokens": ("6", 6),

@@ -70,6 +70,7 @@ class Engine:
         self.runner = Runner(model, self.state)
         self.proposer = make_proposer(drafting, config, built, drafter, self.state, self.sampler)
         drafted_by = f"{config.proposer} {config.drafter} {config.draft_quantization} {config.draft_dtype}"
+        drafted_by += "" if config.draft_vocab is None else f" {config.draft_vocab}"
         self.conditions = conditions(model.config, built.ops.dtype, built.ops.device, drafted_by)
         """What the costs of drafting depend on."""
         self.depths: Depths = FixedDepths()

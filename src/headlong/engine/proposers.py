@@ -107,7 +107,7 @@ def make_proposer(
     made: dict[str, Proposer] = {}
     if "mtp" in drafting.parts:
         assert built.head is not None
-        made["mtp"] = MtpProposer(built.model, built.head, state, sampler)
+        made["mtp"] = MtpProposer(built.model, built.head, state, sampler, config.draft_vocab)
     if "draft" in drafting.parts:
         assert drafter is not None
         runner = Runner(drafter.model, _draft_state(drafter, config, state))

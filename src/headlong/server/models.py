@@ -53,6 +53,7 @@ class LoadRequest(Strict):
     check_every_step: bool | None = None
     draft_quantization: str | None = Field(default=None, max_length=64)
     draft_dtype: str | None = Field(default=None, max_length=64)
+    draft_vocab: Count | None = None
     device: str | None = Field(default=None, max_length=64)
     dtype: str | None = Field(default=None, max_length=64)
     max_rows: Count | None = None

@@ -110,6 +110,7 @@ class Settings:
         choices=("auto", "none", "fp8", "int8", "int4", "gptq", "gptq_v2"),
     )
     draft_dtype: str | None = _engine("text", "what the head's unpacked matrices are kept in; auto as stored")
+    draft_vocab: int | None = _engine("whole", "draft among the first so many tokens alone; by default all")
     proposer: str | None = _engine(
         "text", "who drafts: mtp, ngram, draft, or a chain such as ngram+mtp; auto is mtp"
     )

@@ -32,12 +32,21 @@ from headlong.types import Batch, Draft, Plan, RowPlan, Rows, Verdict
 class MtpProposer:
     """One head over the state it shares with its target."""
 
-    def __init__(self, model: DecoderModel, head: MtpHead, state: State, sampler: Sampler) -> None:
+    def __init__(
+        self,
+        model: DecoderModel,
+        head: MtpHead,
+        state: State,
+        sampler: Sampler,
+        draft_vocab: int | None = None,
+    ) -> None:
+        """Drafts among the first `draft_vocab` tokens; without it among all."""
         self.model = model
         self.head = head
         self.state = state
         self.sampler = sampler
         self.max_drafts = state.max_drafts
+        self.logits = model.logits if draft_vocab is None else model.leading_logits(draft_vocab)
         self.reader = PairReader(model, head, state)
         self.waiting = WaitingPairs(state)
         self._graphs = Graphs() if state.carry_SD.device.type == "cuda" and model.recordable else None
@@ -67,7 +76,7 @@ class MtpProposer:
                 context = passes.context(depth - 1, live, at)
                 hidden_LD, logits_LV = self._pass(tokens_DK[at, depth - 1], hidden_LD, context)
             else:
-                logits_LV = self.model.logits(hidden_LD)
+                logits_LV = self.logits(hidden_LD)
             if plain:
                 tokens_L, q = self.sampler.best(logits_LV), None
             else:
@@ -90,7 +99,7 @@ class MtpProposer:
 
         def run(tokens_L: Tensor, hidden_LD: Tensor, context: Context) -> tuple[Tensor, ...]:
             out_LD = self.head.forward(self.model.embed(tokens_L), hidden_LD, context, self.state.layers)
-            return out_LD, self.model.logits(out_LD)
+            return out_LD, self.logits(out_LD)
 
         out_LD, logits_LV = self._recorded("draft", run, tokens_L, hidden_LD, context)
         return out_LD, logits_LV

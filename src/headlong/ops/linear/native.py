@@ -6,6 +6,7 @@ and the block types of GGUF files. Several weights over one input, whose outputs
 
 import ctypes
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -188,6 +189,14 @@ class Panels:
         return part, self.column + begin * WIDTH
 
 
+class Part(NamedTuple):
+    """Some blocks of panels, which keep them in memory."""
+
+    struct: MatrixStruct
+    column: int
+    whole: Panels
+
+
 class NativeLinear:
     name = "native"
 
@@ -197,7 +206,7 @@ class NativeLinear:
         """Output i is row `order[i]` of the sources one below the other, plus `bias[i]`."""
         self.in_features = sources[0].shape[1]
         self.out_features = sum(source.shape[0] for source in sources)
-        self.panels = _panels(sources, order, bias)
+        self.panels: list[Panels] | list[Part] = _panels(sources, order, bias)
 
     def __call__(self, x_ND: Tensor) -> Tensor:
         x = x_ND.to(torch.float32).contiguous()
@@ -207,6 +216,15 @@ class NativeLinear:
             place = out.data_ptr() + panels.column * out.element_size()
             multiply(ctypes.addressof(panels.struct), x.data_ptr(), len(x), place, self.out_features, threads)
         return out
+
+    def leading(self, count: int) -> "NativeLinear":
+        """The first outputs alone, as many or a few more, over the same weights."""
+        part = copy(self)
+        part.panels = [
+            Part(*panels.part(0, count), panels) for panels in self.panels if panels.column < count
+        ]
+        part.out_features = sum(panels.struct.outs for panels in part.panels)
+        return part
 
 
 def _panels(sources: Sequence[Source], order: Tensor | None, bias: Tensor | None) -> list[Panels]:

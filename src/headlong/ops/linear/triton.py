@@ -6,6 +6,8 @@ on its own row alone.
 """
 
 from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -165,6 +167,17 @@ class TritonLinear:
             for matrix in self.matrices:
                 matrix.multiply(x_ND[part], out_NO[part], self.bias, residual)
         return out_NO
+
+    def leading(self, count: int) -> "TritonLinear | None":
+        """The first outputs alone, over the same weights; None where they cannot be told apart."""
+        whole, bias = self.matrices[0], self.bias
+        if len(self.matrices) > 1 or whole.scales_GO is not None or whole.row_scales_O is not None:
+            return None
+        part = copy(self)
+        part.matrices = [replace(whole, codes_OC=whole.codes_OC[:count])]
+        part.bias = None if bias is None else bias[:count]
+        part.out_features = part.matrices[0].outs
+        return part
 
     def plus(self, x_ND: Tensor, to_ND: Tensor) -> Tensor:
         """The product added to `to_ND`, in one go."""
