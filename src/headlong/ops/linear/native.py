@@ -6,7 +6,6 @@ and the block types of GGUF files. Several weights over one input, whose outputs
 
 import ctypes
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -190,7 +189,7 @@ class Panels:
 
 
 class Part(NamedTuple):
-    """Some blocks of panels, which keep them in memory."""
+    """Some blocks of panels, which it keeps in memory."""
 
     struct: MatrixStruct
     column: int
@@ -206,25 +205,37 @@ class NativeLinear:
         """Output i is row `order[i]` of the sources one below the other, plus `bias[i]`."""
         self.in_features = sources[0].shape[1]
         self.out_features = sum(source.shape[0] for source in sources)
-        self.panels: list[Panels] | list[Part] = _panels(sources, order, bias)
+        self.panels = _panels(sources, order, bias)
 
     def __call__(self, x_ND: Tensor) -> Tensor:
-        x = x_ND.to(torch.float32).contiguous()
-        out = x.new_empty(x.shape[0], self.out_features)
-        multiply, threads = native.kernel("headlong_matmul"), native.num_threads()
-        for panels in self.panels:
-            place = out.data_ptr() + panels.column * out.element_size()
-            multiply(ctypes.addressof(panels.struct), x.data_ptr(), len(x), place, self.out_features, threads)
-        return out
+        return _multiplied(x_ND, self.panels, self.out_features)
 
-    def leading(self, count: int) -> "NativeLinear":
+    def leading(self, count: int) -> "LeadingLinear":
         """The first outputs alone, as many or a few more, over the same weights."""
-        part = copy(self)
-        part.panels = [
-            Part(*panels.part(0, count), panels) for panels in self.panels if panels.column < count
-        ]
-        part.out_features = sum(panels.struct.outs for panels in part.panels)
-        return part
+        parts = [Part(*panels.part(0, count), panels) for panels in self.panels if panels.column < count]
+        return LeadingLinear(self.in_features, parts)
+
+
+class LeadingLinear:
+    name = "native"
+
+    def __init__(self, in_features: int, parts: list[Part]) -> None:
+        self.in_features = in_features
+        self.out_features = sum(part.struct.outs for part in parts)
+        self.parts = parts
+
+    def __call__(self, x_ND: Tensor) -> Tensor:
+        return _multiplied(x_ND, self.parts, self.out_features)
+
+
+def _multiplied(x_ND: Tensor, parts: Sequence[Panels | Part], out_features: int) -> Tensor:
+    x = x_ND.to(torch.float32).contiguous()
+    out = x.new_empty(x.shape[0], out_features)
+    multiply, threads = native.kernel("headlong_matmul"), native.num_threads()
+    for part in parts:
+        place = out.data_ptr() + part.column * out.element_size()
+        multiply(ctypes.addressof(part.struct), x.data_ptr(), len(x), place, out_features, threads)
+    return out
 
 
 def _panels(sources: Sequence[Source], order: Tensor | None, bias: Tensor | None) -> list[Panels]:
