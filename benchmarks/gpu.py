@@ -5,9 +5,10 @@
 
 First the embedded model in bfloat16: mixed batches, greedy and sampled, K = 1…6 against K = 0, token by token. Then a
 model of the given shape with random weights made on the device, which says nothing but takes its time: logits of a
-verified step against those of single tokens, bit by bit; then the floor (the bytes a step must read, at the rate of the
-largest product alone), a plain step, verified steps of K + 1 tokens, a draft, and the whole cycle of K drafts and their
-verification, by the engine's own code. Medians of CUDA-event times, milliseconds. Ends in one JSON line.
+verified step against those of single tokens, bit by bit; then the floor (the bytes a step must read, at the best rate
+seen: a copy's, or the largest product's), a plain step, verified steps of K + 1 tokens, the drafts, and the whole cycle
+of K drafts and their verification, by the engine's own code. Medians of CUDA-event times, milliseconds. Ends in one
+JSON line.
 """
 
 import argparse
@@ -303,9 +304,10 @@ def main() -> None:
     found |= floor(args)
     print(found, flush=True)
     lines = measure(args, found)
-    table = Table(*lines[0], title=f"{args.shape.stem}, milliseconds")
+    columns = ("rows", "context", "K", "target", "drafts", "step", "step_wall")
+    table = Table(*columns, title=f"{args.shape.stem}, milliseconds")
     for line in lines:
-        table.add_row(*(str(line.get(column, "")) for column in lines[0] | {"drafts": 0}))
+        table.add_row(*(str(line.get(column, "")) for column in columns))
     Console(width=110).print(table)
     found["lines"] = lines
     if args.json:

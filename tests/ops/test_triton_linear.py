@@ -12,9 +12,11 @@ from torch import Tensor
 from headlong.ops.linear import triton_kernels
 from headlong.ops.linear.triton import TritonLinear
 from headlong.ops.linear.triton_kernels import PROGRAMS, plan_shape
+from headlong.ops.registry import Ops
 from headlong.quant.compressed import CompressedInts
 from headlong.quant.detect import detect
 from headlong.quant.format import PackedWeight, Weight
+from headlong.quant.fp8 import Fp8Format
 from headlong.quant.gguf import BLOCK_SIZES, GgufBlocks
 from headlong.quant.plain import PlainFormat
 from support import packing
@@ -274,3 +276,21 @@ def test_leading_outputs(count):
     part = whole.leading(count)
     assert part is not None and part(x).shape == (3, count)
     torch.testing.assert_close(part(x), whole(x)[:, :count], rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_said_of_a_gpu():
+    """Asked without one: `inspect` tells of machines that are not here."""
+    ops = Ops(torch.bfloat16, torch.device("cuda"))
+    assert ops.explain_linear(torch.bfloat16, None)[0] == "triton"
+    fp8 = Fp8Format("block", (128, 128), "F8_E4M3", "weight_scale_inv")
+    assert ops.explain_linear(torch.bfloat16, fp8) == ("triton", "as narrow as it is stored")
+    assert ops.records and not Ops(torch.float64, torch.device("cuda")).records
+
+
+def test_a_weight_for_somebody_else_is_told_and_forbids_recording(caplog, monkeypatch):
+    monkeypatch.setenv("HEADLONG_TRITON", "interpret")
+    ops = Ops(torch.float32, torch.device("cpu"))
+    monkeypatch.setattr(TritonLinear, "supports", staticmethod(lambda _weight: "is too odd"))
+    assert ops.linear(torch.randn(8, 16)).name != "triton"
+    assert "not triton: is too odd; drafting may decide a near-tie differently" in caplog.text
+    assert not ops.records

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from headlong import LLM, SamplingParams
+from headlong.ops import native
 from headlong.ops.linear.native import NativeLinear, Source
 from headlong.ops.linear.reference import ReferenceLinear
 
@@ -59,6 +60,7 @@ def test_a_vocabulary_that_is_no_smaller_changes_nothing():
     assert llm.engine.proposer.logits == llm.engine.model.logits
 
 
+@pytest.mark.skipif(native.library() is None, reason="native kernels are not built or turned off")
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 200, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_leading_outputs_are_the_wholes_own(count, dtype):

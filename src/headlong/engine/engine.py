@@ -115,7 +115,7 @@ class Engine:
         rows = self.scheduler.finish(plan, verdict)
         draft_seconds = drafted - planned + observed - verified
         if healthy:  # poisoned rows took their time and gave nothing
-            # Without planning, which thinks now and then, and in step with nothing that was planned.
+            # Planning is left out: now and then it takes long, whatever the step is that it plans.
             times = StepTimes(draft_seconds, time.perf_counter() - planned - draft_seconds)
             self.depths.observe(plan, verdict, times)
         return StepOutput(

@@ -26,7 +26,7 @@ class Runner:
         self.model = model
         self.state = state
         self.device = model.ops.device
-        self.graphs = Graphs() if self.device.type == "cuda" and model.recordable else None
+        self.graphs = Graphs() if model.recordable else None
         recurrent = [s for s in model.state_specs.values() if isinstance(s, DeltaNetSpec)]
         self.conv_kernel = recurrent[0].conv_kernel if recurrent else None
 

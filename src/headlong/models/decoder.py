@@ -15,6 +15,7 @@ from headlong.layers.mlp import Mlp
 from headlong.layers.weights import Scope
 from headlong.models.config import ModelConfig
 from headlong.ops.embedding.native import NativeEmbedding
+from headlong.ops.embedding.reference import Embedding
 from headlong.ops.norm.native import NativeRmsNorm
 from headlong.ops.program import RESULT, STREAM, Program
 from headlong.ops.rope.reference import Rotary
@@ -49,12 +50,17 @@ class DecoderModel:
         self.rotary = _rotary(config, scope)
         self.ops = scope.ops
         self.program = self._record()
-        self.recordable = scope.ops.triton is not None and all(isinstance(x.mlp, Mlp) for x in self.layers)
-        """Whether it can be a CUDA graph: whom experts are routed to is asked on the host."""
 
     @property
     def state_specs(self) -> dict[str, LayerSpec]:
         return {layer.name: layer.state_spec for layer in self.layers}
+
+    @property
+    def recordable(self) -> bool:
+        """Whether it can be a CUDA graph. Whom experts are routed to is asked on the host, and so may be which rows of
+        a packed embedding are wanted."""
+        plain = isinstance(self.embedding, Embedding) and isinstance(self.embedding.weight, Tensor)
+        return self.ops.records and plain and all(isinstance(layer.mlp, Mlp) for layer in self.layers)
 
     def embed(self, tokens_N: Tensor) -> Tensor:
         return self.embedding(tokens_N)

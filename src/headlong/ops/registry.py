@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 LINEARS = (OneDnnLinear, ReferenceLinear)
+NEAR_TIES = "drafting may decide a near-tie differently"
+TRITON_FORMATS = ("fp8", "nvfp4")
+"""That are not whole numbers by group, which it knows too."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Ops:
     dtype: torch.dtype
     device: torch.device
     _said: set[str] = field(default_factory=set, repr=False)
+    _foreign_to_triton: list[str] = field(default_factory=list, repr=False)
 
     @property
     def activation_dtype(self) -> torch.dtype:
@@ -68,12 +72,15 @@ class Ops:
         """Triton's kernels, where they serve."""
         reason = triton_refusal(self.dtype, self.device)
         if reason is not None:
-            if self.device.type == "cuda":
-                self._say(
-                    f"Triton kernels {reason}: the reference ops serve, and drafting may decide a near-tie differently"
-                )
+            if self.device.type == "cuda" and self.dtype != torch.float64:
+                log.warning("Triton kernels %s: the reference ops serve, and %s", reason, NEAR_TIES)
             return None
         return import_module("headlong.ops.triton_ops")
+
+    @property
+    def records(self) -> bool:
+        """Whether what is computed can be recorded as a CUDA graph: all that is not Triton's may ask the host."""
+        return self.triton is not None and self.device.type == "cuda" and not self._foreign_to_triton
 
     @cached_property
     def native(self) -> bool:
@@ -104,7 +111,10 @@ class Ops:
             found = self.triton.linear(weights, order, bias, self.dtype)
             if not isinstance(found, str):
                 return found
-            self._say(f"linear: not triton: {found}")
+            self._foreign_to_triton.append(found)
+            if found not in self._said:
+                self._said.add(found)
+                log.warning("linear: not triton: %s; %s", found, NEAR_TIES)
         linear = self._foreign(weights[0]) if len(weights) == 1 else None
         if linear is None or order is not None:
             linear = StackedLinear([self._foreign(weight) for weight in weights], order)
@@ -136,6 +146,10 @@ class Ops:
         decides by trying."""
         if self.native and (packed is None or packed.whole_numbers):
             return NativeLinear.name, "as narrow as it is stored" if packed is not None else ""
+        if self.triton is not None and (
+            packed is None or packed.whole_numbers or packed.name in TRITON_FORMATS
+        ):
+            return self.triton.TritonLinear.name, "as narrow as it is stored" if packed is not None else ""
         if packed is not None:
             return UnpackingLinear.name, f"multiplied in {_short(self.unpacked_dtype)}, a tile at a time"
         for i, candidate in enumerate(LINEARS):

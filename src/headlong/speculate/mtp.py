@@ -49,7 +49,7 @@ class MtpProposer:
         self.logits = model.logits if draft_vocab is None else model.leading_logits(draft_vocab)
         self.reader = PairReader(model, head, state)
         self.waiting = WaitingPairs(state)
-        self._graphs = Graphs() if state.carry_SD.device.type == "cuda" and model.recordable else None
+        self._graphs = Graphs() if model.recordable else None
         self._whole = WHOLE if state.carry_SD.device.type == "cpu" else WHOLE_ON_GPU
         self._resumed: set[str] = set()
         """Rows of this step that had paused."""
