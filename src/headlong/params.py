@@ -131,8 +131,17 @@ class SamplingParams:
     @property
     def plain(self) -> bool:
         """Greedy, and nothing is done to the logits before."""
-        altered = self.logit_bias or self.bad_token_ids or self.min_tokens or self.grammar is not None
-        return self.greedy and not altered and not self.penalised
+        return self.greedy and not self._altered
+
+    @property
+    def only_filtered(self) -> bool:
+        """Sampled, by nothing but temperature and filters, the target's own token in any case."""
+        return not self.greedy and self.verify == "coupled" and not self._altered
+
+    @property
+    def _altered(self) -> bool:
+        biased = bool(self.logit_bias or self.bad_token_ids)
+        return biased or self.penalised or bool(self.min_tokens) or self.grammar is not None
 
     def _check_grammar(self) -> None:
         if not isinstance(self.grammar, Grammar):

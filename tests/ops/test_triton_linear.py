@@ -284,7 +284,7 @@ def test_what_is_said_of_a_gpu():
     assert ops.explain_linear(torch.bfloat16, None)[0] == "triton"
     fp8 = Fp8Format("block", (128, 128), "F8_E4M3", "weight_scale_inv")
     assert ops.explain_linear(torch.bfloat16, fp8) == ("triton", "as narrow as it is stored")
-    assert ops.records and not Ops(torch.float64, torch.device("cuda")).records
+    assert ops.all_triton and not Ops(torch.float64, torch.device("cuda")).all_triton
 
 
 def test_a_weight_for_somebody_else_is_told_and_forbids_recording(caplog, monkeypatch):
@@ -293,4 +293,4 @@ def test_a_weight_for_somebody_else_is_told_and_forbids_recording(caplog, monkey
     monkeypatch.setattr(TritonLinear, "supports", staticmethod(lambda _weight: "is too odd"))
     assert ops.linear(torch.randn(8, 16)).name != "triton"
     assert "not triton: is too odd; drafting may decide a near-tie differently" in caplog.text
-    assert not ops.records
+    assert not ops.all_triton

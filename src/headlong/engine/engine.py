@@ -13,19 +13,21 @@ from headlong.engine.proposers import make_proposer, resolve_proposer
 from headlong.engine.row import Row
 from headlong.engine.runner import Runner
 from headlong.engine.scheduler import Scheduler
+from headlong.engine.whole_step import WholeStep
 from headlong.errors import HeadlongError, RequestError
 from headlong.ops.native import threads_for_native
 from headlong.params import SamplingParams
 from headlong.sampling.sampler import Sampler, needs_q
 from headlong.sampling.table import SamplingTable
 from headlong.speculate.depth import AdaptiveDepths, Depths, FixedDepths
+from headlong.speculate.mtp import MtpProposer
 from headlong.speculate.profile import conditions
 from headlong.speculate.profile import load as load_profile
 from headlong.speculate.verify import verify
 from headlong.state.specs import Capacity, PrefixCapacity
 from headlong.state.state import State
 from headlong.text.tokenizer import Tokenizer
-from headlong.types import Request, StepOutput, StepTimes
+from headlong.types import Plan, Request, StepOutput, StepTimes, Verdict
 
 USUAL_DRAFTS = 3
 
@@ -69,19 +71,30 @@ class Engine:
         self.sampler = Sampler(table, built.ops.best, built.ops.draw)
         self.runner = Runner(model, self.state)
         self.proposer = make_proposer(drafting, config, built, drafter, self.state, self.sampler)
+        self.whole = self._whole_step()
         drafted_by = f"{config.proposer} {config.drafter} {config.draft_quantization} {config.draft_dtype}"
         drafted_by += "" if config.draft_vocab is None else f" {config.draft_vocab}"
         self.conditions = conditions(model.config, built.ops.dtype, built.ops.device, drafted_by)
         """What the costs of drafting depend on."""
         self.depths: Depths = FixedDepths()
         if self.max_drafts:
-            self.depths = AdaptiveDepths(self.max_drafts, load_profile(self.conditions))
+            # Within a launch nobody can be asked how sure a draft is.
+            self.depths = AdaptiveDepths(
+                self.max_drafts, load_profile(self.conditions), asks=self.whole is None
+            )
         self.scheduler = Scheduler(self.state, table, self.depths, config.chunk_tokens, self.proposer.settle)
         self.faults = Faults(self.scheduler)
         self._check_every_step = config.check_every_step
         whole = model.program is not None and (head is None or head.forward_program is not None)
         self._threads = threads_for_native if whole else nullcontext()
         """Where torch computes what is large, it needs its own."""
+
+    def _whole_step(self) -> WholeStep | None:
+        """Where steps can be one launch: Triton's kernels, and the model's own head as the drafter or none."""
+        drafter = self.proposer if isinstance(self.proposer, MtpProposer) else None
+        if not self.model.launches_alone or (drafter is None and self.max_drafts):
+            return None
+        return WholeStep(self.model, self.state, self.sampler, drafter, self.max_len)
 
     @torch.inference_mode()
     def step(self) -> StepOutput:
@@ -99,21 +112,10 @@ class Engine:
         if not plan.rows:
             return StepOutput(num_waiting=len(self.scheduler.waiting))
         planned = time.perf_counter()
-        draft = self.proposer.propose(plan)
-        plan = plan.fitted(draft)
-        drafted = time.perf_counter()
-        batch = self.runner.batch(plan, draft)
-        context = self.runner.context(batch)
-        hidden, logits = self.runner.forward(batch, context)
-        verdict = verify(plan, draft, logits, self.sampler)
-        self.state.commit(plan, verdict, hidden)
-        verified = time.perf_counter()
-        self.proposer.observe(plan, batch, context, hidden, verdict)
-        observed = time.perf_counter()
+        plan, verdict, draft_seconds = self._decide(plan)
         healthy = not verdict.poisoned
         plan, verdict = self.faults.sort_out(plan, verdict)
         rows = self.scheduler.finish(plan, verdict)
-        draft_seconds = drafted - planned + observed - verified
         if healthy:  # poisoned rows took their time and gave nothing
             # Planning is left out: now and then it takes long, whatever the step is that it plans.
             times = StepTimes(draft_seconds, time.perf_counter() - planned - draft_seconds)
@@ -126,6 +128,25 @@ class Engine:
             seconds=time.perf_counter() - started,
             preempted=tuple(self.scheduler.preempted),
         )
+
+    def _decide(self, plan: Plan) -> tuple[Plan, Verdict, float]:
+        """What the target says of the step, which is settled then, and the seconds that drafting took of it. The plan
+        comes back with the drafts that were really made."""
+        if self.whole is not None and self.whole.takes(plan):
+            outcome = self.whole(plan)
+            return plan, outcome.verdict, outcome.draft_seconds
+        started = time.perf_counter()
+        draft = self.proposer.propose(plan)
+        plan = plan.fitted(draft)
+        drafted = time.perf_counter()
+        batch = self.runner.batch(plan, draft)
+        context = self.runner.context(batch)
+        hidden, logits = self.runner.forward(batch, context)
+        verdict = verify(plan, draft, logits, self.sampler)
+        self.state.commit(plan, verdict, hidden)
+        verified = time.perf_counter()
+        self.proposer.observe(plan, batch, context, hidden, verdict)
+        return plan, verdict, drafted - started + time.perf_counter() - verified
 
     def add(self, request: Request) -> None:
         """Queues a request; one that could never run is refused here."""

@@ -26,7 +26,7 @@ class Runner:
         self.model = model
         self.state = state
         self.device = model.ops.device
-        self.graphs = Graphs() if model.recordable else None
+        self.graphs = Graphs(self.device) if model.recordable else None
         recurrent = [s for s in model.state_specs.values() if isinstance(s, DeltaNetSpec)]
         self.conv_kernel = recurrent[0].conv_kernel if recurrent else None
 
@@ -107,7 +107,7 @@ class Runner:
 
         given = (batch.tokens_N, batch.logits_index_L, *context.tensors)
         hidden_ND, logits_LV = graphs(context.key, run, given)
-        return hidden_ND, logits_LV
+        return hidden_ND.clone(), logits_LV  # rows keep theirs beyond the next step
 
     def _fill_here(
         self, tokens: list[int], decoding: list[tuple[int, int, RowPlan]], draft: Draft | None

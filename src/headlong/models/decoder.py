@@ -56,11 +56,16 @@ class DecoderModel:
         return {layer.name: layer.state_spec for layer in self.layers}
 
     @property
-    def recordable(self) -> bool:
-        """Whether it can be a CUDA graph. Whom experts are routed to is asked on the host, and so may be which rows of
-        a packed embedding are wanted."""
+    def launches_alone(self) -> bool:
+        """Whether a pass never asks the host for anything: all of it is Triton's. Whom experts are routed to is asked
+        there, and so may be which rows of a packed embedding are wanted."""
         plain = isinstance(self.embedding, Embedding) and isinstance(self.embedding.weight, Tensor)
-        return self.ops.records and plain and all(isinstance(layer.mlp, Mlp) for layer in self.layers)
+        return self.ops.all_triton and plain and all(isinstance(layer.mlp, Mlp) for layer in self.layers)
+
+    @property
+    def recordable(self) -> bool:
+        """Whether it can be a CUDA graph."""
+        return self.launches_alone and self.ops.device.type == "cuda"
 
     def embed(self, tokens_N: Tensor) -> Tensor:
         return self.embedding(tokens_N)

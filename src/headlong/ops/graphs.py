@@ -1,9 +1,11 @@
 """CUDA graphs of a function of tensors: recorded once for each shape, replayed with new values after that.
 
 What is recorded must not read anything back and must find its state where it was. A shape is computed as it is when it
-is first seen, which also compiles what it needs, and recorded when it comes again. Knows nothing of what is computed.
+is first seen, which also compiles what it needs, and recorded when it comes again. Where nothing can be recorded, all
+is computed as it is. Knows nothing of what is computed.
 """
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+log = logging.getLogger(__name__)
 MAX_GRAPHS = 64
 """The one not used for longest goes."""
 
@@ -26,33 +29,51 @@ class _Graph:
 
 
 class Graphs:
-    """All recordings share their memory: what one leaves there is copied before the next one runs."""
+    """All recordings share their memory: what one leaves there stands until the next one runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._records = device.type == "cuda"
         self._graphs: OrderedDict[Hashable, _Graph | None] = OrderedDict()
         self._pool = None
 
-    def __call__(self, key: Hashable, function: Function, given: Sequence[Tensor]) -> list[Tensor]:
-        """What `function` makes of these tensors. `key` says all that it depends on besides their values and shapes."""
+    def __call__(self, key: Hashable, function: Function, given: Sequence[Tensor]) -> Sequence[Tensor]:
+        """What `function` makes of these tensors, which may be on the host. `key` says all that it depends on besides
+        their values and shapes. The caller copies what it wants to keep beyond the next call."""
         key = (key, tuple(tensor.shape for tensor in given))
-        if key not in self._graphs:
-            self._graphs[key] = None
-            return list(function(given))
+        graph = self._graphs.get(key)
+        if graph is None and self._records and key in self._graphs:
+            graph = self._record(key, function, given)
+        if graph is None:
+            self._remember(key, None)
+            return function([tensor.to(self._device) for tensor in given])
         self._graphs.move_to_end(key)
-        graph = self._graphs[key] or self._record(key, function, given)
         for place, tensor in zip(graph.given, given, strict=True):
-            place.copy_(tensor)
+            place.copy_(tensor, non_blocking=True)
         graph.graph.replay()
-        return [tensor.clone() for tensor in graph.found]
+        return graph.found
 
-    def _record(self, key: Hashable, function: Function, given: Sequence[Tensor]) -> _Graph:
-        places = tuple(tensor.clone() for tensor in given)
+    def _record(self, key: Hashable, function: Function, given: Sequence[Tensor]) -> _Graph | None:
+        """None if it cannot be: nothing was computed then."""
+        places = tuple(tensor.to(self._device, copy=True) for tensor in given)
         torch.cuda.synchronize()
         recording = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(recording, pool=self._pool):
-            found = tuple(function(places))
+        try:
+            with torch.cuda.graph(recording, pool=self._pool):
+                found = tuple(function(places))
+        except (RuntimeError, torch.OutOfMemoryError) as error:
+            log.warning("steps are not recorded as CUDA graphs any more, and take longer: %s", error)
+            self._records = False
+            self._graphs.clear()
+            return None
         self._pool = self._pool or recording.pool()
-        graph = self._graphs[key] = _Graph(recording, places, found)
+        graph = _Graph(recording, places, found)
+        self._remember(key, graph)
+        return graph
+
+    def _remember(self, key: Hashable, graph: _Graph | None) -> None:
+        if not self._records:
+            return
+        self._graphs[key] = graph
         if len(self._graphs) > MAX_GRAPHS:
             self._graphs.popitem(last=False)
-        return graph

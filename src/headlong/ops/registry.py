@@ -78,9 +78,9 @@ class Ops:
         return import_module("headlong.ops.triton_ops")
 
     @property
-    def records(self) -> bool:
-        """Whether what is computed can be recorded as a CUDA graph: all that is not Triton's may ask the host."""
-        return self.triton is not None and self.device.type == "cuda" and not self._foreign_to_triton
+    def all_triton(self) -> bool:
+        """Whether Triton computes everything: what is not its own may ask the host."""
+        return self.triton is not None and not self._foreign_to_triton
 
     @cached_property
     def native(self) -> bool:

@@ -55,9 +55,7 @@ class TritonStep:
             row_of.extend([row] * count)
             positions.extend(range(start, start + count))
             first += count
-        longest = FEWEST_POSITIONS
-        while longest < max(map(sum, zip(rows.starts, rows.query_lens, strict=True))):
-            longest *= 2
+        longest = round_up_positions(max(map(sum, zip(rows.starts, rows.query_lens, strict=True))))
         missing = -(-longest // page_size) - pages_RP.shape[1]
         table_X, row_N, position_N = upload([table, row_of, positions], device, torch.int32)
         return cls(
@@ -69,6 +67,14 @@ class TritonStep:
             most_tokens=max(rows.query_lens),
             longest=longest,
         )
+
+
+def round_up_positions(count: int) -> int:
+    """What is reckoned with where so many positions are attended to."""
+    longest = FEWEST_POSITIONS
+    while longest < count:
+        longest *= 2
+    return longest
 
 
 def refusal(dtype: torch.dtype, device: torch.device) -> str | None:

@@ -5,6 +5,7 @@ settings. Order: penalties, bias, early stops, constraints, temperature, top-k, 
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +14,18 @@ from headlong.params import SamplingParams
 from headlong.sampling.constraints import constrain
 from headlong.sampling.entries import Entries
 from headlong.sampling.table import SamplingTable
+
+
+class FilterKind(NamedTuple):
+    """Which filters a request has."""
+
+    wanted: tuple[bool, ...]
+    most: int
+    """Tokens that top-k keeps, or more."""
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> "FilterKind":
+        return cls(tuple(wanted(params) for wanted, _ in _FILTERS), params.top_k)
 
 
 def adjust(logits_LV: Tensor, entries: Entries, table: SamplingTable) -> Tensor:
@@ -62,7 +75,7 @@ def shape(logits_LV: Tensor, entries: Entries, table: SamplingTable, index: list
     with -inf for what was cut."""
     at_M = torch.tensor(index, dtype=torch.long, device=logits_LV.device)
     slots_M = entries.slots_L[at_M]
-    logits = logits_LV[at_M].double() / table.scalars["temperature"][slots_M, None]
+    logits = heated(logits_LV[at_M], slots_M, table)
     params = [entries.params[i] for i in index]
     for wanted, cut in _FILTERS:
         chosen = [m for m, p in enumerate(params) if wanted(p)]
@@ -71,6 +84,19 @@ def shape(logits_LV: Tensor, entries: Entries, table: SamplingTable, index: list
             most = max(params[m].top_k for m in chosen)
             logits[at] = cut(logits[at], slots_M[at], table, most)
     return logits
+
+
+def shape_all(logits_MV: Tensor, slots_M: Tensor, table: SamplingTable, kind: FilterKind) -> Tensor:
+    """`shape` for entries that all have the same filters; asks the host for nothing."""
+    logits = heated(logits_MV, slots_M, table)
+    for wanted, (_, cut) in zip(kind.wanted, _FILTERS, strict=True):
+        if wanted:
+            logits = cut(logits, slots_M, table, kind.most)
+    return logits
+
+
+def heated(logits_MV: Tensor, slots_M: Tensor, table: SamplingTable) -> Tensor:
+    return logits_MV.double() / table.scalars["temperature"][slots_M, None]
 
 
 def _top_k(logits_MV: Tensor, slots_M: Tensor, table: SamplingTable, most: int) -> Tensor:

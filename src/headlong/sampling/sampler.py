@@ -9,9 +9,12 @@ from headlong.ops.best.reference import best
 from headlong.params import SamplingParams
 from headlong.sampling import noise
 from headlong.sampling.entries import Entries
-from headlong.sampling.processors import adjust, shape
+from headlong.sampling.processors import FilterKind, adjust, shape, shape_all
 from headlong.sampling.table import SamplingTable
 from headlong.types import TokenLogprobs
+
+Key = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Seed, choice, position and stream of each row: what its noise is a function of."""
 
 
 class Sampler:
@@ -36,6 +39,26 @@ class Sampler:
             if request is None or not request.params.plain or slot in constraints:
                 return False
         return True
+
+    def alike(self, slots: Iterable[int]) -> FilterKind | None:
+        """What rows in these slots all ask for, if each is sampled from the logits as they are, by the same filters;
+        `choose_alike` then gives their tokens."""
+        kinds = set()
+        for slot in slots:
+            request = self.table.requests[slot]
+            if request is None or not request.params.only_filtered or slot in self.table.constraints:
+                return None
+            kinds.add(FilterKind.of(request.params))
+        return kinds.pop() if len(kinds) == 1 else None
+
+    def choose_alike(
+        self, logits_LV: Tensor, slots_L: Tensor, positions_L: Tensor, kind: FilterKind
+    ) -> Tensor:
+        """`choose` for such rows; asks the host for nothing."""
+        scores = shape_all(logits_LV, slots_L, self.table, kind)
+        streams_L = torch.full_like(positions_L, noise.TARGET)
+        key = (self.table.seed[slots_L], self.table.choice[slots_L], positions_L, streams_L)
+        return self._drawn(scores, key)
 
     def choose(self, logits_LV: Tensor, entries: Entries) -> Tensor:
         """The target's token at each entry: argmax, of the logits or of logits plus that position's noise."""
@@ -69,7 +92,9 @@ class Sampler:
 
     def draw(self, scores_MV: Tensor, entries: Entries, index: Tensor, stream: int) -> Tensor:
         """argmax(scores + Gumbel noise): a sample of softmax(scores)."""
-        key = self._key(entries, index, stream)
+        return self._drawn(scores_MV, self._key(entries, index, stream))
+
+    def _drawn(self, scores_MV: Tensor, key: Key) -> Tensor:
         if self._draw is not None:
             return self._draw(scores_MV, torch.stack(key, dim=1))
         kept = torch.isfinite(scores_MV)
@@ -105,7 +130,7 @@ class Sampler:
             for m, (i, n) in enumerate(zip(asked, wanted, strict=True))
         }
 
-    def _key(self, entries: Entries, index: Tensor, stream: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _key(self, entries: Entries, index: Tensor, stream: int) -> Key:
         slots, positions = entries.slots_L[index], entries.positions_L[index]
         streams = torch.full_like(positions, stream)
         if stream in (noise.DRAFT, noise.ACCEPT):

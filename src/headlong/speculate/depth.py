@@ -80,7 +80,9 @@ class AdaptiveDepths:
     """Chooses the depths that promise most tokens per second, by the costs and the acceptance seen so far, and now
     and then others, to learn. What that loses is kept within `PROBE_SHARE`."""
 
-    def __init__(self, max_depth: int, profile: Profile | None = None) -> None:
+    def __init__(self, max_depth: int, profile: Profile | None = None, *, asks: bool = True) -> None:
+        """`asks`: whether drafters can be asked how sure they are while they draft."""
+        self._gated_rows = GATED_ROWS if asks else 0
         self.costs, self._other_costs = Costs(), Costs()
         """Of steps like the one at hand, and of the others: with rows that are sampled, and without."""
         self._sampled = False
@@ -135,7 +137,9 @@ class AdaptiveDepths:
         if sampled != self._sampled:
             self._sampled = sampled
             self.costs, self._other_costs = self._other_costs, self.costs
-        self._gating = len(wishes) <= GATED_ROWS and self.costs.verify.at(len(wishes), 0) >= WORTH_ASKING
+        self._gating = (
+            len(wishes) <= self._gated_rows and self.costs.verify.at(len(wishes), 0) >= WORTH_ASKING
+        )
         self._gate.open({}, len(wishes), 0.0, self.costs)
         if wishes.keys() != self._whose:
             self._keep(frozenset(wishes))

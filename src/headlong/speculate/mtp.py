@@ -49,7 +49,7 @@ class MtpProposer:
         self.logits = model.logits if draft_vocab is None else model.leading_logits(draft_vocab)
         self.reader = PairReader(model, head, state)
         self.waiting = WaitingPairs(state)
-        self._graphs = Graphs() if model.recordable else None
+        self._graphs = Graphs(model.ops.device) if model.recordable else None
         self._whole = WHOLE if state.carry_SD.device.type == "cpu" else WHOLE_ON_GPU
         self._resumed: set[str] = set()
         """Rows of this step that had paused."""
@@ -145,6 +145,21 @@ class MtpProposer:
             self.reader.read([self._pairs(plan, number, flat, hidden_ND, verdict) for number, flat in now])
         else:
             self._read_all(plan, batch, context, hidden_ND, verdict)
+
+    def catches_up(self, plan: Plan) -> bool:
+        """Whether the head reads in a step that is one launch, of decoding rows; nothing may be owed to it then."""
+        reads = plan.num_drafts > 0 or any(
+            row.request.draft_tokens and not row.request.adaptive for row in plan.rows
+        )
+        if reads and (owed := self.waiting.take(row.request.id for row in plan.rows)):
+            self.reader.read(owed)
+        return reads
+
+    def put_off(self, plan: Plan, hidden_ND: Tensor, verdict: Verdict) -> None:
+        """A step of one token a row that the head did not read: the pairs of rows that may draft wait."""
+        later = [(number, number) for number, row in enumerate(plan.rows) if row.request.draft_tokens]
+        if later and (full := self.waiting.add(later, plan, hidden_ND, verdict)):
+            self.settle(full)
 
     @torch.inference_mode()
     def settle(self, row_ids: Iterable[str]) -> None:

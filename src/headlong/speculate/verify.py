@@ -41,7 +41,7 @@ def verify(plan: Plan, draft: Draft | None, logits_LV: Tensor, sampler: Sampler)
     entries = _entries(plan, draft, sampler)
     tokens_L = sampler.choose(logits_LV, entries)
     accepted_R = _matches(plan, draft, tokens_L, torch.tensor(firsts, device=device))
-    found = _Found(tokens_L, accepted_R, _finite(logits_LV, tokens_L))
+    found = _Found(tokens_L, accepted_R, are_numbers(logits_LV, tokens_L))
     if draft is not None and draft.q_RKV is not None:
         for rule, judge in (("ratio", _judge_ratio), ("block", _judge_block)):
             rows = [n for n, row in enumerate(plan.rows) if row.num_drafts and _rule(row) == rule]
@@ -83,7 +83,7 @@ def _agree(
     plan: Plan, draft: Draft | None, logits_LV: Tensor, tokens_L: Tensor, firsts: list[int]
 ) -> Verdict:
     """Greedy rows alone: a few comparisons, for which a tensor each would be too much."""
-    finite_L = _finite(logits_LV, tokens_L)
+    finite_L = are_numbers(logits_LV, tokens_L)
     parts = (tokens_L, finite_L) if draft is None else (tokens_L, finite_L, draft.tokens_RK.flatten())
     read_back, count = torch.cat(parts).tolist(), len(tokens_L)
     tokens, finite, flat = read_back[:count], read_back[count : 2 * count], read_back[2 * count :]
@@ -119,7 +119,7 @@ def _entries(plan: Plan, draft: Draft | None, sampler: Sampler) -> Entries:
     return Entries(rows, sampler.table, None if draft is None else draft.tokens_RK)
 
 
-def _finite(logits_LV: Tensor, tokens_L: Tensor) -> Tensor:
+def are_numbers(logits_LV: Tensor, tokens_L: Tensor) -> Tensor:
     """1 where logits are numbers. NaN and +inf win every argmax, whatever the processing: the token that was chosen
     tells of its whole row, and no second pass over the vocabulary is needed."""
     return logits_LV.gather(1, tokens_L[:, None])[:, 0].isfinite().long()

@@ -146,15 +146,7 @@ class State:
 
     def commit(self, plan: Plan, verdict: Verdict, hidden_ND: Tensor | None = None) -> None:
         """Settles a step: every row keeps its certain tokens and its accepted drafts, and nothing else."""
-        flat = 0
-        for row_plan, accepted in zip(plan.rows, verdict.accepted, strict=True):
-            row = self.rows[row_plan.request.id]
-            row.length += row_plan.num_certain + accepted
-            row.num_replay = accepted
-            if self.head and hidden_ND is not None:
-                last = flat + row_plan.num_certain - 1
-                row.hidden_JD = hidden_ND[last : last + 1 + accepted]
-            flat += row_plan.query_len
+        self.keep(plan, verdict.accepted, hidden_ND)
         sampling = [i for i, row in enumerate(plan.rows) if row.samples]
         if sampling:
             firsts, accepted = plan.first_logits, verdict.accepted
@@ -163,6 +155,18 @@ class State:
                 verdict.tokens_L.device,
             )
             self.last_token_S[slots] = verdict.tokens_L[last]
+
+    def keep(self, plan: Plan, accepted: Sequence[int], hidden_ND: Tensor | None) -> None:
+        """The host's part of it, where the last tokens are in place already."""
+        flat = 0
+        for row_plan, count in zip(plan.rows, accepted, strict=True):
+            row = self.rows[row_plan.request.id]
+            row.length += row_plan.num_certain + count
+            row.num_replay = count
+            if self.head and hidden_ND is not None:
+                last = flat + row_plan.num_certain - 1
+                row.hidden_JD = hidden_ND[last : last + 1 + count]
+            flat += row_plan.query_len
 
     def at_checkpoint(self, row_id: str) -> bool:
         """Whether what a row has settled can be offered to others while it goes on."""

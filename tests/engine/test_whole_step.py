@@ -1,0 +1,143 @@
+"""Steps that are one launch, on Triton's kernels: the tokens are those of steps by parts, whatever is drafted.
+
+Without a GPU the kernels run in Triton's interpreter on a tiny model, whose head is seldom right; `right` then puts the
+target's own tokens among its drafts, so that all, some and none of them stand.
+"""
+
+from dataclasses import replace
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from headlong import SamplingParams
+from headlong.config import EngineConfig
+from headlong.engine.service import Service
+from headlong.engine.whole_step import WholeStep
+from support import tiny
+from support.tiny import random_tokens
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="test_cuda.py has this for GPUs"),
+]
+LENGTHS = (3, 2)
+"""Of prompts. The interpreter is slow."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny.make(tmp_path_factory.mktemp("tiny"), "dense", seed=5).folder
+
+
+@pytest.fixture
+def service_of(folder, monkeypatch):
+    monkeypatch.setenv("HEADLONG_TRITON", "interpret")
+
+    def made(**options) -> Service:
+        options = {"max_rows": 2, "max_context": 96, "page_size": 16} | options
+        return Service.load(folder, EngineConfig(device="cpu", dtype="float32", **options))
+
+    return made
+
+
+def requests_of(service: Service, depths, **params) -> list:
+    asked = SamplingParams(max_tokens=7, ignore_eos=True, **params)
+    made = []
+    for number, (length, depth) in enumerate(zip(LENGTHS, depths, strict=False)):
+        prompt = tuple(random_tokens(97, length, seed=number))
+        (request,) = service.requests(prompt, asked, f"row{number}")
+        made.append(replace(request, draft_tokens=depth or 0, adaptive=depth is None))
+    return made
+
+
+def outputs(service: Service, requests) -> tuple[dict[str, list[int]], list[int]]:
+    """Tokens by row, and the drafts that stood."""
+    engine = service.engine
+    for request in requests:
+        engine.add(request)
+    found, stood = {request.id: [] for request in requests}, []
+    while engine.has_work:
+        step = engine.step()
+        engine.check_integrity()
+        for row in step.rows:
+            found[row.request.id].extend(row.token_ids)
+            stood.append(row.num_accepted)
+            assert row.finish_reason in (None, "length"), row.stop_reason
+    assert not engine.faults.count
+    return found, stood
+
+
+@pytest.fixture(scope="module")
+def truth(folder):
+    """By the same kernels, plain, by parts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEADLONG_TRITON", "interpret")
+        patch.setattr(WholeStep, "takes", lambda _self, _plan: False)
+        service = Service.load(
+            folder, EngineConfig(device="cpu", dtype="float32", max_rows=2, max_context=96, page_size=16)
+        )
+        return outputs(service, requests_of(service, (0, 0)))[0]
+
+
+def right(service: Service, truth: dict[str, list[int]], monkeypatch) -> None:
+    """Every draft at an even place of the output is what the target will say; the others are the head's own."""
+    whole = service.engine.whole
+    honest = whole._draft
+
+    def drafts(slots_R, *rest):
+        drafts_RK = honest(slots_R, *rest).clone()
+        rows = {held.slot: row_id for row_id, held in service.engine.state.rows.items()}
+        for line, slot in enumerate(slots_R.tolist()):
+            row = service.engine.scheduler.find(rows[slot])
+            for place in range(drafts_RK.shape[1]):
+                at = len(row.output) + place
+                if at % 4 != 3 and at < len(truth[row.id]):
+                    drafts_RK[line, place] = truth[row.id][at]
+        return drafts_RK
+
+    monkeypatch.setattr(whole, "_draft", drafts)
+
+
+def counted(monkeypatch) -> list[int]:
+    """The depths of the steps that were one launch."""
+    honest, depths = WholeStep.__call__, []
+
+    def call(self, plan):
+        depths.append(plan.num_drafts)
+        return honest(self, plan)
+
+    monkeypatch.setattr(WholeStep, "__call__", call)
+    return depths
+
+
+@pytest.mark.parametrize("depths", [(0, 0), (3, 1), (None, 2)])
+def test_one_launch_gives_the_tokens_of_steps_by_parts(service_of, truth, monkeypatch, depths):
+    service, seen = service_of(), counted(monkeypatch)
+    right(service, truth, monkeypatch)
+    found, stood = outputs(service, requests_of(service, depths))
+    assert found == truth
+    assert len(seen) >= 2 and max(seen) >= max(depth or 0 for depth in depths)
+    if any(depths):
+        assert max(stood) >= 1 and 0 in stood
+
+
+def test_rows_of_two_kinds_go_by_parts(service_of, truth, monkeypatch):
+    service, seen = service_of(), counted(monkeypatch)
+    plain, other = (replace(r, params=replace(r.params, max_tokens=3)) for r in requests_of(service, (0, 0)))
+    sampled = replace(other, params=replace(other.params, temperature=0.8))
+    found, _ = outputs(service, [plain, sampled])
+    assert found[plain.id] == truth[plain.id][:3] and not seen
+
+
+def test_sampled_rows_give_the_tokens_of_steps_by_parts(service_of, monkeypatch):
+    filtered = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.02, "seed": 3}
+    service = service_of()
+    with monkeypatch.context() as patch:
+        patch.setattr(WholeStep, "takes", lambda _self, _plan: False)
+        expected, _ = outputs(service, requests_of(service, (0, 0), **filtered))
+    seen = counted(monkeypatch)
+    right(service, expected, monkeypatch)
+    found, stood = outputs(service, requests_of(service, (2, 1), **filtered))
+    assert found == expected and max(seen) == 2
+    assert max(stood) >= 1 and 0 in stood
