@@ -1,4 +1,5 @@
-"""How many cores a process may use: affinity, and the quotas of cgroups of both versions, on made-up trees."""
+"""How many cores and bytes a process may use: affinity, memory, and the quotas of cgroups of both versions, on made-up
+trees."""
 
 import os
 from pathlib import Path
@@ -111,3 +112,25 @@ def test_lines_that_are_none(tmp_path):
 def test_this_machine(monkeypatch):
     monkeypatch.undo()
     assert 1 <= env.available_cores() <= (os.cpu_count() or 1)
+
+
+@pytest.mark.parametrize(
+    ("memberships", "files", "expected"),
+    [
+        ("", {}, 4 << 30),
+        ("0::/a/b\n", {"a/b/memory.max": "max\n", "a/memory.max": "1073741824\n"}, 1 << 30),
+        ("0::/a\n", {"a/memory.max": "9999999999999\n"}, 4 << 30),  # more than there is
+        ("3:memory:/x\n", {"memory/x/memory.limit_in_bytes": "2147483648\n"}, 2 << 30),
+        ("3:cpu,memory:/gone\n", {"memory/memory.limit_in_bytes": "123456\n"}, 123456),
+        ("0::/../other\n", {"memory.max": "77\n"}, 77),
+        ("0::/\n", {"memory.max": "lots\n"}, 4 << 30),
+    ],
+)
+def test_memory(tmp_path, memberships, files, expected):
+    root = tree(tmp_path, memberships, files)
+    (root / "proc/meminfo").write_text("MemTotal:        4194304 kB\nMemFree: 1 kB\n")
+    assert env.available_memory(root) == expected
+
+
+def test_memory_that_nobody_tells(tmp_path):
+    assert env.available_memory(tmp_path) is None

@@ -41,7 +41,10 @@ class EngineConfig:
     max_context: int | None = None
     """Tokens of prompt and output together; by default what the model allows, within `cache_tokens`."""
     cache_tokens: int | None = None
-    """Tokens the paged cache holds in all; by default what `max_rows` full contexts need, at most 65,536."""
+    """Tokens the paged cache holds in all; by default what `max_rows` full contexts need, on a GPU as far as there is
+    room, elsewhere at most 65,536."""
+    gpu_memory_fraction: float = 0.9
+    """Share of a GPU's whole memory that the engine may take, weights included. Without meaning elsewhere."""
     page_size: int = 64
     chunk_tokens: int = 512
     """Prompt tokens read in one step."""
@@ -74,6 +77,7 @@ class EngineConfig:
         _check("page_size", self.page_size, 16, 1024)
         _check("chunk_tokens", self.chunk_tokens, 1, 1 << 20)
         _check("max_draft_tokens", self.max_draft_tokens, 1, min(MAX_DRAFTS, self.page_size))
+        _check_fraction("gpu_memory_fraction", self.gpu_memory_fraction)
         if self.draft_tokens != "auto":
             _check("draft_tokens", self.draft_tokens, 0, self.max_draft_tokens)
         for name, low, high in (
@@ -126,3 +130,8 @@ class EngineConfig:
 def _check(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ConfigError(f"{name} must be a whole number from {low} to {high}, not {value!r}")
+
+
+def _check_fraction(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ConfigError(f"{name} must be a number above 0 and at most 1, such as 0.9, not {value!r}")

@@ -1,9 +1,9 @@
-"""Every environment variable Headlong reads, and the cores it may use. A value that cannot be parsed is an error, not a
-default.
+"""Every environment variable Headlong reads, and the cores and memory it may use. A value that cannot be parsed is an
+error, not a default.
 
 HEADLONG_NATIVE, HEADLONG_TRITON and HEADLONG_CONFIG have their functions here; every setting of the server has a
 variable too, named after its field, which `server/settings_sources.py` reads through `settings_given`. Cores are
-counted from what the kernel tells a process of itself; how many threads to start is not decided here.
+counted from what the kernel tells a process of itself, and so is memory; how many threads to start is not decided here.
 """
 
 import os
@@ -54,6 +54,24 @@ def available_cores(root: Path = Path("/")) -> int:
     # Windows and macOS have no affinity to ask for.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([cores, *_quotas(root)]))
+
+
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Bytes this process may use at most: the machine's memory, or less where a cgroup says so; None where neither
+    tells. `root` is where /proc and /sys are."""
+    words = _words(root / "proc/meminfo")
+    bounds = [int(words[1]) * 1024] if words[:1] == ["MemTotal:"] and words[1].isdecimal() else []
+    for hierarchy, controllers, path in _memberships(root / "proc/self/cgroup"):
+        mounts = root / "sys/fs/cgroup"
+        if hierarchy == "0":
+            folders, name = (*_upwards(mounts, path), *_upwards(mounts / "unified", path)), "memory.max"
+        elif "memory" in controllers.split(","):
+            folders, name = _upwards(mounts / "memory", path), "memory.limit_in_bytes"
+        else:
+            continue
+        found = (_words(folder / name) for folder in folders)
+        bounds += [int(word) for words in found for word in words[:1] if word.isdecimal()]
+    return min(bounds, default=None)
 
 
 def _quotas(root: Path) -> Iterator[int]:

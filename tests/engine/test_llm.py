@@ -187,6 +187,7 @@ BAD_OPTIONS = {
     "max_rows": [0, -1, 1.0, "4", True, 5000],
     "max_context": [0, -5, 1.5, "x"],
     "cache_tokens": [0, -5, 1.5, "x"],
+    "gpu_memory_fraction": [0, 0.0, -0.5, 1.01, math.nan, "0.9", True, None],
     "page_size": [0, 8, 2048, 1.0],
     "chunk_tokens": [0, -1, 1.0],
     "max_draft_tokens": [0, 17, 1.0, True],

@@ -47,8 +47,9 @@ def test_users_see_what_serves_and_admins_what_could(http):
     assert ids(http, AS_ADMIN) == [EMBEDDED, "broken", "one", "owner/two"]
     cards = http.get("/v1/models", headers=AS_ADMIN).json()["data"]
     assert [card["headlong"]["loaded"] for card in cards] == [True, False, False, False]
-    assert "folder" in cards[0]["headlong"]
-    assert "folder" not in http.get("/v1/models", headers=AS_USER).json()["data"][0]["headlong"]
+    assert "folder" in cards[0]["headlong"] and cards[0]["headlong"]["memory"]["kv_bytes"] > 0
+    seen = http.get("/v1/models", headers=AS_USER).json()["data"][0]["headlong"]
+    assert not {"folder", "memory"} & seen.keys()
 
 
 @pytest.mark.usefixtures("http")
@@ -92,6 +93,7 @@ def test_users_may_not_load(http):
         ({"model_name": "../one"}, 404, "model_name"),
         ({"model_name": "/etc"}, 404, "model_name"),
         ({"model_name": "one", "max_rows": 0}, 400, None),
+        ({"model_name": "one", "gpu_memory_fraction": 2}, 400, None),
         ({"model_name": "one", "draft_model": {"draft_mode": "eagle"}}, 400, None),
         ({"model_name": "one", "draft_tokens": 1, "draft_model": {"draft_num_tokens": 2}}, 400, None),
         ({"model_name": "broken"}, 400, None),

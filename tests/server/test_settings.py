@@ -71,7 +71,7 @@ def test_the_file_is_named_by_flag_or_environment_and_never_guessed(tmp_path, mo
 SAMPLES = {
     "text": ("some text", "some text"),
     "whole": ("2048", 2048),
-    "number": ("2.5", 2.5),
+    "number": ("0.75", 0.75),
     "switch": ("true", True),
     "depth": ("auto", "auto"),
     "keys": (HASH, (HASH,)),
@@ -124,6 +124,12 @@ def test_every_field_from_every_source(name, from_yaml, monkeypatch):
         ("log_level", "loud", "must be one of debug, info"),
         ("draft_tokens", "some", "must be a whole number or auto"),
         ("max_rows", "0", "max_rows must be a whole number from 1 to 4096, not 0"),
+        (
+            "gpu_memory_fraction",
+            "0",
+            "gpu_memory_fraction must be a number above 0 and at most 1, such as 0.9",
+        ),
+        ("gpu_memory_fraction", "1.5", "must be a number from 0 to 1"),
         ("draft_tokens", "99", "draft_tokens must be a whole number from 0 to 16"),
         ("dtype", "int4", "dtype must be 'auto' or one of"),
         ("cors_origins", "example.org", "must hold origins such as https://example.org"),

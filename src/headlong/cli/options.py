@@ -90,6 +90,12 @@ def add_engine(parser: argparse.ArgumentParser, *, mtp: bool = True) -> None:
     group.add_argument(
         "--dtype", metavar="NAME", help="auto, bfloat16, float16, float32 or float64 (default: auto)"
     )
+    group.add_argument(
+        "--gpu-memory-fraction",
+        type=number,
+        metavar="X",
+        help="share of a GPU's memory the engine may take, weights included; not for CPUs (default: 0.9)",
+    )
     group.add_argument("-v", "--verbose", action="store_true", help="say on stderr what was chosen and why")
 
 
@@ -147,7 +153,15 @@ def add_colour(parser: argparse.ArgumentParser) -> None:
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """Keywords for `LLM`, of the flags that were given."""
-    names = ("mtp", "device", "dtype", "draft_tokens", "draft_quantization", "draft_dtype")
+    names = (
+        "mtp",
+        "device",
+        "dtype",
+        "draft_tokens",
+        "draft_quantization",
+        "draft_dtype",
+        "gpu_memory_fraction",
+    )
     given = {name: value for name in names if (value := getattr(args, name, None)) is not None}
     if isinstance(given.get("draft_tokens"), int):
         given["max_draft_tokens"] = deepest(given["draft_tokens"])

@@ -13,6 +13,7 @@ from headlong.engine.proposers import make_proposer, resolve_proposer
 from headlong.engine.row import Row
 from headlong.engine.runner import Runner
 from headlong.engine.scheduler import Scheduler
+from headlong.engine.weighing import plan_memory, refusing_shortage
 from headlong.engine.whole_step import WholeStep
 from headlong.errors import HeadlongError, RequestError
 from headlong.ops.native import threads_for_native
@@ -47,13 +48,14 @@ class Engine:
         head = built.head if "mtp" in drafting.parts else None
         self.model = model
         self.tokenizer = tokenizer
-        self.max_len, num_pages = config.resolve_context(model.config.max_position)
         self.max_drafts = config.max_draft_tokens if drafting.parts else 0
+        self.memory = plan_memory(config, built, head, drafter, self.max_drafts)
+        self.max_len = self.memory.max_len
         self.drafts = min(config.drafts, self.max_drafts)
         self.adaptive = config.draft_tokens == "auto"
         specs = model.state_specs | (head.state_specs if head is not None else {})
         capacity = Capacity(
-            num_pages=num_pages,
+            num_pages=self.memory.num_pages,
             page_size=config.page_size,
             num_slots=config.max_rows,
             max_drafts=self.max_drafts,
@@ -62,15 +64,18 @@ class Engine:
             device=built.ops.device,
         )
         prefix = PrefixCapacity(
-            device_bytes=config.prefix_device_bytes,
+            device_bytes=self.memory.checkpoint_bytes,
             host_bytes=config.prefix_host_bytes,
             head=head is not None,
         )
-        self.state = State(specs, model.config.hidden_size, capacity, prefix if config.prefix_cache else None)
+        kept = prefix if config.prefix_cache else None
+        with refusing_shortage(self.memory):
+            self.state = State(specs, model.config.hidden_size, capacity, kept)
         table = SamplingTable(config.max_rows, model.config.vocab_size, built.ops.device)
         self.sampler = Sampler(table, built.ops.best, built.ops.draw)
         self.runner = Runner(model, self.state)
-        self.proposer = make_proposer(drafting, config, built, drafter, self.state, self.sampler)
+        with refusing_shortage(self.memory):
+            self.proposer = make_proposer(drafting, config, built, drafter, self.state, self.sampler)
         self.whole = self._whole_step()
         drafted_by = f"{config.proposer} {config.drafter} {config.draft_quantization} {config.draft_dtype}"
         drafted_by += "" if config.draft_vocab is None else f" {config.draft_vocab}"

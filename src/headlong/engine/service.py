@@ -3,6 +3,7 @@
 What the synchronous and the asynchronous front ends share. Turns prompts into requests; steps nothing.
 """
 
+import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from headlong.engine.build import build, survey
 from headlong.engine.collect import Collector
 from headlong.engine.engine import Engine
 from headlong.engine.proposers import load_draft_model
+from headlong.engine.weighing import refusing_shortage
 from headlong.errors import CheckpointError, ConfigError, RequestError
 from headlong.params import SamplingParams
 from headlong.progress import ProgressFn, silent
@@ -25,6 +27,7 @@ from headlong.text.template import ChatTemplate
 from headlong.text.tokenizer import Tokenizer
 from headlong.types import Constraint, Request
 
+log = logging.getLogger(__name__)
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
 
@@ -51,9 +54,12 @@ class Service:
         checkpoint = Checkpoint.open(folder)
         blueprint = survey(checkpoint, config)
         tokenizer = _tokenizer(checkpoint)
-        built = build(blueprint, device=device, progress=progress)
-        drafter = load_draft_model(config, blueprint.config.vocab_size, device, progress)
+        with refusing_shortage():
+            built = build(blueprint, device=device, progress=progress)
+            drafter = load_draft_model(config, blueprint.config.vocab_size, device, progress)
         engine = Engine(built, config, tokenizer, drafter)
+        for line in engine.memory.lines():
+            log.info(line)
         template = None
         if tokenizer is not None and tokenizer.chat_template:
             template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)

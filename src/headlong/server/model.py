@@ -61,6 +61,7 @@ class Model:
             "dtype": str(ops.dtype).removeprefix("torch."),
         }
         if admin:
+            details["memory"] = engine.memory.as_json()
             details["folder"] = str(service.folder)
         return {
             "id": self.id,

@@ -61,6 +61,9 @@ class LoadRequest(Strict):
         default=None, validation_alias=AliasChoices("max_context", "max_seq_len", "max_model_len")
     )
     cache_tokens: Count | None = None
+    gpu_memory_fraction: float | None = Field(
+        default=None, validation_alias=AliasChoices("gpu_memory_fraction", "gpu_memory_utilization")
+    )
     page_size: Count | None = None
     chunk_tokens: Count | None = None
     draft_model: DraftModel | None = None

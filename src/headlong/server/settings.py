@@ -125,6 +125,12 @@ class Settings:
         "whole", "tokens of prompt and output together", flags=("--max-model-len",)
     )
     cache_tokens: int | None = _engine("whole", "tokens the paged cache holds in all")
+    gpu_memory_fraction: float | None = _engine(
+        "number",
+        "share of a GPU's memory the engine may take, weights included; not for CPUs",
+        high=1,
+        flags=("--gpu-memory-utilization",),
+    )
     page_size: int | None = _engine("whole", "tokens per page of the cache")
     chunk_tokens: int | None = _engine("whole", "prompt tokens read in one step")
     prefix_device_bytes: int | None = _engine("whole", "checkpoints of recurrent state kept on the device")

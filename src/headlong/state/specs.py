@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
+CHECKPOINTS_PER_SLOT = 2
+"""That the prefix cache may keep on the device where nobody says how much."""
+
 
 @dataclass(frozen=True)
 class KvSpec:

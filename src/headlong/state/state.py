@@ -17,7 +17,7 @@ from headlong.state.checkpoints import Checkpoint
 from headlong.state.layer import DeltaNetState, KvState, LayerState, allocate, bytes_per_slot
 from headlong.state.pages import Pages, Pool
 from headlong.state.prefix import Match, PrefixCache, Published
-from headlong.state.specs import Capacity, DeltaNetSpec, LayerSpec, PrefixCapacity
+from headlong.state.specs import CHECKPOINTS_PER_SLOT, Capacity, DeltaNetSpec, LayerSpec, PrefixCapacity
 from headlong.types import Plan, Verdict
 
 
@@ -281,5 +281,6 @@ def _store_sizes(
     if prefix is None:
         return 0, 0
     slot = bytes_per_slot(list(specs.values()), capacity.max_drafts, capacity.dtype)
-    device = 2 * capacity.num_slots * slot if prefix.device_bytes is None else prefix.device_bytes
+    usual = CHECKPOINTS_PER_SLOT * capacity.num_slots * slot
+    device = usual if prefix.device_bytes is None else prefix.device_bytes
     return device, 4 * device if prefix.host_bytes is None else prefix.host_bytes

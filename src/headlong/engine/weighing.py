@@ -1,0 +1,150 @@
+"""What models weigh in memory, what a device has, and what to say where it was not enough.
+
+Gives `engine/memory.py` its numbers. Weights are counted from the tensors that a model holds, each piece of memory
+once, so that it does not matter where they came from.
+"""
+
+import errno
+import functools
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MethodType
+
+import torch
+from torch import Tensor
+
+from headlong.config import EngineConfig
+from headlong.engine.build import Built
+from headlong.engine.memory import Costs, Device, MemoryPlan, make_plan, sized
+from headlong.env import available_memory
+from headlong.errors import ConfigError
+from headlong.models.config import ModelConfig
+from headlong.models.mtp import MtpHead
+from headlong.state.layer import bytes_per_slot, bytes_per_token
+from headlong.state.specs import LayerSpec
+
+RESERVE_BYTES = 3 << 28
+"""For what does not grow with the model: pieces of sums (256 MiB at most), recorded graphs, compiled kernels."""
+LOGIT_COPIES = 6
+"""Of a step's logits in float32: the recording's, the step's, and what sampling makes of them."""
+CHUNK_WIDTHS = 48
+"""Hidden states' worth of float32 that a token of a prompt's chunk takes at the widest place of a layer."""
+
+
+def plan_memory(
+    config: EngineConfig, built: Built, head: MtpHead | None, drafter: Built | None, max_drafts: int
+) -> MemoryPlan:
+    """The plan of an engine over models that are in memory; `head` is the one that will draft."""
+    specs = built.model.state_specs | (head.state_specs if head is not None else {})
+    page, slot = _state_costs(built, specs, config.page_size, max_drafts)
+    own_page, own_slot = 0, 0
+    if drafter is not None:
+        own_page, own_slot = _state_costs(drafter, drafter.model.state_specs, config.page_size, max_drafts)
+    reserve, per_row = _reserves(built.model.config, config.chunk_tokens, max_drafts)
+    seen: dict[Hashable, object] = {}
+    costs = Costs(
+        target=weigh(built.model, seen),
+        head=weigh(built.head, seen),
+        drafter=weigh(None if drafter is None else drafter.model, seen),
+        page=page + own_page,
+        slot=slot + own_slot,
+        checkpoint=bytes_per_slot(list(specs.values()), max_drafts, built.ops.activation_dtype),
+        reserve=reserve,
+        reserve_per_row=per_row,
+    )
+    return make_plan(config, built.model.config.max_position, costs, look_at(built.ops.device))
+
+
+def weigh(root: object, seen: dict[Hashable, object] | None = None) -> int:
+    """Bytes of all tensors that an object of ours holds, directly or not. What is in `seen` is not counted again;
+    what is counted is added."""
+    seen = {} if seen is None else seen
+    total, todo = 0, [root]
+    while todo:
+        thing = todo.pop()
+        if id(thing) in seen:
+            continue
+        seen[id(thing)] = thing  # kept, so that no other object gets its id
+        if isinstance(thing, Tensor):
+            total += _weigh_tensor(thing, seen)
+        else:
+            todo.extend(_parts(thing))
+    return total
+
+
+def look_at(device: torch.device) -> Device:
+    """What it has, and on a GPU what is free."""
+    if device.type != "cuda":
+        return Device(name=str(device), total=available_memory())
+    torch.cuda.empty_cache()  # what loading left behind is free, too
+    free, total = torch.cuda.mem_get_info(device)
+    return Device(name=str(device), total=total, free=free)
+
+
+@contextmanager
+def refusing_shortage(plan: MemoryPlan | None = None) -> Iterator[None]:
+    """Turns an allocator's complaint into a sentence: of the state, where there is a plan for it, else of weights."""
+    try:
+        yield
+    except (MemoryError, OSError, RuntimeError) as error:
+        if not _is_shortage(error):
+            raise
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if plan is None:
+            raise ConfigError(
+                f"the weights do not fit in memory ({first}): use a smaller or narrower model, or another device"
+            ) from error
+        raise ConfigError(
+            f"{sized(plan.kv_bytes)} of pages and {sized(plan.slot_bytes)} of slots could not be had on "
+            f"{plan.device} ({first}): use cache_tokens below {plan.num_pages * plan.page_size}, "
+            f"max_rows below {plan.num_slots} or a smaller gpu_memory_fraction"
+        ) from error
+
+
+def _is_shortage(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _state_costs(
+    built: Built, specs: Mapping[str, LayerSpec], page_size: int, max_drafts: int
+) -> tuple[int, int]:
+    """Bytes of a page and of a slot, as `State` makes them."""
+    layers, ops = list(specs.values()), built.ops
+    carry = built.model.config.hidden_size * ops.activation_dtype.itemsize
+    recurrent = bytes_per_slot(layers, max_drafts, ops.activation_dtype)
+    return page_size * bytes_per_token(layers, ops.dtype), recurrent + carry + torch.long.itemsize
+
+
+def _reserves(config: ModelConfig, chunk_tokens: int, max_drafts: int) -> tuple[int, int]:
+    """(bytes in any case, bytes for each row): an estimate from the sizes of the largest tensors of a step."""
+    chunk = CHUNK_WIDTHS * chunk_tokens * config.hidden_size * torch.float32.itemsize
+    logits = LOGIT_COPIES * (1 + max_drafts) * config.vocab_size * torch.float32.itemsize
+    return RESERVE_BYTES + chunk, logits
+
+
+def _weigh_tensor(tensor: Tensor, seen: dict[Hashable, object]) -> int:
+    """The whole piece of memory that it is a view of, unless it was counted."""
+    if tensor.is_mkldnn:
+        return tensor.numel() * tensor.element_size()
+    storage = tensor.untyped_storage()
+    key = ("memory", storage.data_ptr())
+    if key in seen:
+        return 0
+    seen[key] = storage
+    return storage.nbytes()
+
+
+def _parts(thing: object) -> list[object]:
+    if isinstance(thing, Mapping):
+        return list(thing.values())
+    if isinstance(thing, list | tuple | set | frozenset):
+        return list(thing)
+    if isinstance(thing, functools.partial):
+        return [thing.func, *thing.args, *thing.keywords.values()]
+    if isinstance(thing, MethodType):
+        return [thing.__self__]
+    if type(thing).__module__.partition(".")[0] == "headlong":
+        return list(getattr(thing, "__dict__", {}).values())
+    return []
