@@ -6,6 +6,7 @@ The same tokens cut otherwise must leave the same bits, and what they leave must
 import pytest
 import torch
 
+from headlong.layers.mlp import MoeMlp
 from headlong.ops.linear.triton import TritonLinear
 from support import tiny
 from support.steps import Driver, load
@@ -14,16 +15,37 @@ from support.tiny import random_tokens
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the driver works on the CPU")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny.make(tmp_path_factory.mktemp("tiny"), "dense", seed=5).folder
+FAMILIES = {
+    "dense": ("dense", {}),
+    "experts": ("moe", {"num_hidden_layers": 2, "layer_types": [tiny.LINEAR, tiny.FULL]}),
+    "experts, the shared one among them": (
+        "moe",
+        {
+            "num_hidden_layers": 1,
+            "layer_types": [tiny.FULL],
+            "shared_expert_intermediate_size": tiny.EXPERTS["moe_intermediate_size"],
+            "experts": "apart",
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request, tmp_path_factory):
+    family, sizes = FAMILIES[request.param]
+    return tiny.make(tmp_path_factory.mktemp("tiny"), family, seed=5, **sizes).folder
 
 
 def driven(folder, monkeypatch, triton: str) -> Driver:
     monkeypatch.setenv("HEADLONG_TRITON", triton)
     monkeypatch.setenv("HEADLONG_NATIVE", "0")
     built = load(folder)
-    assert isinstance(built.model.lm_head, TritonLinear) == (triton == "interpret")
+    serves = triton == "interpret"
+    assert isinstance(built.model.lm_head, TritonLinear) == serves
+    mlps = [layer.mlp for layer in (*built.model.layers, built.head.layer)]
+    assert all((mlp.fused is not None) == serves for mlp in mlps if isinstance(mlp, MoeMlp))
+    # All of it, the head's experts among it, could be recorded.
+    assert not built.ops._foreign_to_triton
     driver = Driver(built, max_rows=2)
     driver.open("a", random_tokens(built.model.config.vocab_size, 40, seed=1))
     return driver

@@ -1,5 +1,6 @@
 """The feed-forward half of a layer: dense, or experts with a shared one."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -9,6 +10,7 @@ from headlong.ops.elementwise import sigmoid
 from headlong.ops.linear.invariance import Linear, add_product
 from headlong.ops.linear.native import NativeLinear
 from headlong.ops.moe.reference import moe, route
+from headlong.ops.moe.weights import ExpertWeights, MoeWeights
 from headlong.ops.program import FIRST, SECOND, STREAM, Program
 from headlong.ops.registry import Ops
 
@@ -59,33 +61,58 @@ class MoeMlp:
 
     def __init__(self, config: MoeConfig, scope: Scope) -> None:
         self.config = c = config
-        self.router = scope.linear("gate", c.num_experts, c.hidden_size)
-        self.experts = _experts(c, scope("experts"))
-        self.shared = Mlp.load(c.hidden_size, c.shared_intermediate_size, scope("shared_expert"))
-        self.shared_gate = scope.linear("shared_expert_gate", 1, c.hidden_size)
-
-    def __call__(self, x_ND: Tensor) -> Tensor:
-        experts, weights = route(self.router(x_ND), self.config.num_active, self.config.normalise)
-        routed = moe(x_ND, experts, weights, self.experts)
-        return routed.add_(self.shared(x_ND) * sigmoid(self.shared_gate(x_ND).to(routed.dtype)))
+        gates = (("gate", c.num_experts), ("shared_expert_gate", 1))
+        self.gates = scope.stacked(*gates, in_features=c.hidden_size)
+        weights = MoeWeights(
+            num_experts=c.num_experts,
+            num_active=c.num_active,
+            normalise=c.normalise,
+            load=_experts(c, scope("experts")),
+            shared=_expert(c.hidden_size, c.shared_intermediate_size, scope("shared_expert")),
+        )
+        self.fused = scope.ops.experts(weights)
+        """All in a few kernels, where there are such."""
+        self.experts = [] if self.fused is not None else _mlps(weights, scope.ops)
+        joined = self.fused is not None and self.fused.has_shared
+        self.shared = None if joined else _mlp(weights.shared, scope.ops)
 
     def plus(self, x_ND: Tensor, to_ND: Tensor) -> Tensor:
         """Added to `to_ND`."""
-        return to_ND + self(x_ND)
+        logits_NR = self.gates(x_ND)
+        shared = None if self.shared is None else self.shared(x_ND)
+        if self.fused is not None:
+            return self.fused(x_ND, logits_NR, shared, to_ND)
+        assert shared is not None
+        count = self.config.num_experts
+        experts, shares = route(logits_NR[:, :count], self.config.num_active, self.config.normalise)
+        routed = moe(x_ND, experts, shares, self.experts)
+        return to_ND + routed.add_(shared * sigmoid(logits_NR[:, count:].to(routed.dtype)))
 
 
-def _experts(c: MoeConfig, scope: Scope) -> list[Mlp]:
+def _experts(c: MoeConfig, scope: Scope) -> Callable[[int], ExpertWeights]:
     """Stored one by one, or all in one tensor: gate and up in one, or apart."""
-    hidden, size, ops = c.hidden_size, c.intermediate_size, scope.ops
+    hidden, size = c.hidden_size, c.intermediate_size
     if any(scope.has(f"{expert}.gate_proj.weight") for expert in range(c.num_experts)):
-        return [Mlp.load(hidden, size, scope(str(expert))) for expert in range(c.num_experts)]
+        return lambda expert: _expert(hidden, size, scope(str(expert)))
     if scope.has("gate_proj.weight"):
         gate = scope.experts("gate_proj.weight", c.num_experts, size, hidden)
         up = scope.experts("up_proj.weight", c.num_experts, size, hidden)
-        gate_up = [ops.stacked([g, u], None) for g, u in zip(gate, up, strict=True)]
+        gate_up = [list(pair) for pair in zip(gate, up, strict=True)]
         down = scope.experts("down_proj.weight", c.num_experts, hidden, size)
     else:
-        fused = scope.experts("gate_up_proj", c.num_experts, 2 * size, hidden)
-        gate_up = [ops.linear(weight) for weight in fused]
+        gate_up = [[weight] for weight in scope.experts("gate_up_proj", c.num_experts, 2 * size, hidden)]
         down = scope.experts("down_proj", c.num_experts, hidden, size)
-    return [Mlp(g, ops.linear(d), ops) for g, d in zip(gate_up, down, strict=True)]
+    return lambda expert: ExpertWeights(gate_up[expert], down[expert])
+
+
+def _expert(hidden: int, size: int, scope: Scope) -> ExpertWeights:
+    gate_up = scope.weights(("gate_proj", size), ("up_proj", size), in_features=hidden)
+    return ExpertWeights(gate_up, scope.matrix("down_proj", hidden, size))
+
+
+def _mlps(weights: MoeWeights, ops: Ops) -> list[Mlp]:
+    return [_mlp(weights.load(expert), ops) for expert in range(weights.num_experts)]
+
+
+def _mlp(weights: ExpertWeights, ops: Ops) -> Mlp:
+    return Mlp(ops.stacked(weights.gate_up, None), ops.linear(weights.down), ops)

@@ -55,10 +55,21 @@ class Scope:
         if bias:
             offsets = torch.cat([self.vector(f"{name}.bias", size) for name, size in parts])
             offsets = offsets if order is None else offsets[order.to(offsets.device)]
-        if self.ops.native or any(self.source.is_packed(f"{self.prefix}{name}.weight") for name, _ in parts):
+        if self._kept_apart(parts):
             weights = [self.matrix(name, size, in_features) for name, size in parts]
             return self.ops.stacked(weights, order, offsets)
         return self.ops.linear(self._joined(parts, in_features, order), offsets)
+
+    def weights(self, *parts: tuple[str, int], in_features: int) -> list[Weight]:
+        """Several weights over the same input, in one where they can be."""
+        if self._kept_apart(parts):
+            return [self.matrix(name, size, in_features) for name, size in parts]
+        return [self._joined(parts, in_features, None)]
+
+    def _kept_apart(self, parts: tuple[tuple[str, int], ...]) -> bool:
+        """Native products take their weights one by one, and packed ones cannot be joined."""
+        packed = (self.source.is_packed(f"{self.prefix}{name}.weight") for name, _ in parts)
+        return self.ops.native or any(packed)
 
     def _joined(self, parts: tuple[tuple[str, int], ...], in_features: int, order: Tensor | None) -> Tensor:
         """Plain weights in one; filled part by part, so that no more than one part is held twice."""

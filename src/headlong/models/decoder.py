@@ -11,7 +11,6 @@ from torch import Tensor
 from headlong.errors import CheckpointError
 from headlong.layers.context import Context
 from headlong.layers.decoder import DecoderLayer
-from headlong.layers.mlp import Mlp
 from headlong.layers.weights import Scope
 from headlong.models.config import ModelConfig
 from headlong.ops.embedding.native import NativeEmbedding
@@ -57,10 +56,10 @@ class DecoderModel:
 
     @property
     def launches_alone(self) -> bool:
-        """Whether a pass never asks the host for anything: all of it is Triton's. Whom experts are routed to is asked
-        there, and so may be which rows of a packed embedding are wanted."""
+        """Whether a pass never asks the host for anything: all of it is Triton's. Which rows of a packed embedding are
+        wanted may be asked there."""
         plain = isinstance(self.embedding, Embedding) and isinstance(self.embedding.weight, Tensor)
-        return self.ops.all_triton and plain and all(isinstance(layer.mlp, Mlp) for layer in self.layers)
+        return self.ops.all_triton and plain
 
     @property
     def recordable(self) -> bool:

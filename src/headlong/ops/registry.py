@@ -31,6 +31,7 @@ from headlong.ops.linear.onednn import OneDnnLinear, cpu_multiplies_bfloat16
 from headlong.ops.linear.reference import ReferenceLinear
 from headlong.ops.linear.stacked import StackedLinear
 from headlong.ops.linear.unpacking import UnpackingLinear
+from headlong.ops.moe.weights import MoeWeights
 from headlong.ops.norm.native import NativeRmsNorm
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.silu_mul import native as native_silu_mul
@@ -42,6 +43,7 @@ from headlong.types import Rows
 if TYPE_CHECKING:
     from headlong.ops.delta_net.triton import TritonDeltaNet
     from headlong.ops.gated_attention.triton import TritonGatedAttention
+    from headlong.ops.moe.triton import TritonExperts
 
     DeltaNet = ReferenceDeltaNet | NativeDeltaNet | TritonDeltaNet
     GatedAttention = ReferenceGatedAttention | NativeGatedAttention | TritonGatedAttention
@@ -111,14 +113,28 @@ class Ops:
             found = self.triton.linear(weights, order, bias, self.dtype)
             if not isinstance(found, str):
                 return found
-            self._foreign_to_triton.append(found)
-            if found not in self._said:
-                self._said.add(found)
-                log.warning("linear: not triton: %s; %s", found, NEAR_TIES)
+            self._leave_to_others("linear", found)
         linear = self._foreign(weights[0]) if len(weights) == 1 else None
         if linear is None or order is not None:
             linear = StackedLinear([self._foreign(weight) for weight in weights], order)
         return linear if bias is None else BiasedLinear(linear, bias)
+
+    def experts(self, weights: MoeWeights) -> "TritonExperts | None":
+        """Routing and experts in a few kernels; None where each expert is multiplied on its own."""
+        if self.triton is None:
+            return None
+        found = self.triton.TritonExperts.load(weights, self.dtype)
+        if isinstance(found, str):
+            self._leave_to_others("experts", found)
+            return None
+        return found
+
+    def _leave_to_others(self, what: str, reason: str) -> None:
+        """What Triton was asked for and cannot serve."""
+        self._foreign_to_triton.append(reason)
+        if reason not in self._said:
+            self._said.add(reason)
+            log.warning("%s: not triton: %s; %s", what, reason, NEAR_TIES)
 
     def _source(self, weight: Weight) -> Source | None:
         return Source.of(weight, rounding=self.dtype == torch.bfloat16)

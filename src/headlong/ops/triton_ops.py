@@ -9,12 +9,14 @@ from headlong.ops.best.triton import best
 from headlong.ops.delta_net.triton import TritonDeltaNet
 from headlong.ops.gated_attention.triton import TritonGatedAttention
 from headlong.ops.linear.triton import TritonLinear
+from headlong.ops.moe.triton import TritonExperts
 from headlong.ops.norm.triton import TritonRmsNorm
 from headlong.ops.silu_mul.triton import silu_mul
 from headlong.quant.format import Weight
 
 __all__ = [
     "TritonDeltaNet",
+    "TritonExperts",
     "TritonGatedAttention",
     "TritonLinear",
     "TritonRmsNorm",

@@ -1,0 +1,222 @@
+"""Experts on a GPU: only those that tokens are routed to are read, and nothing is asked on the host.
+
+All experts of a layer lie in one tensor for each product; the shared one is among them where it is like them, as an
+expert that every token is routed to. A token's bits depend on its own row alone.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from headlong.ops.linear.triton import WORKSPACE, TritonLinear
+from headlong.ops.linear.triton_kernels import DTYPES, PROGRAMS, Kind, Matrix, columns_at_once, halves
+from headlong.ops.moe import triton_kernels as kernels
+from headlong.ops.moe.weights import ExpertWeights, MoeWeights
+from headlong.quant.format import Weight
+
+PAIRS = 16
+"""Of one expert, that a program multiplies at once, whatever their number."""
+OWN_PAIRS = 16
+"""That a program of the grouping finds a place for."""
+WIDTH = 256
+"""Outputs whose experts a program adds."""
+
+
+class Plan(NamedTuple):
+    """How an expert's matrix is cut, by its shape and the number of experts a token has."""
+
+    block_outs: int
+    block_ins: int
+    num_warps: int
+    num_stages: int
+
+
+def plan_shape(outs: int, kind: Kind, ranks: int, *, gated: bool) -> Plan:
+    """Tiles as large as may be while one token's experts keep all multiprocessors busy."""
+    columns = columns_at_once(kind.bits)
+    if kind.bits == 8 and kind.group % (2 * columns) == 0:
+        columns *= 2
+    block = 64
+    tiled = outs // 2 if gated else outs
+    while block > 32 and ranks * triton.cdiv(tiled, block // 2 if gated else block) < PROGRAMS:
+        block //= 2
+    return Plan(block, columns, num_warps=4, num_stages=4)
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """The same matrix of all experts, in one."""
+
+    kind: Kind
+    dtype: torch.dtype
+    """What is multiplied in."""
+    ins: int
+    plan: Plan
+    gated: bool
+    codes_EOC: Tensor
+    scales_EGO: Tensor | None
+    offsets_EGO: Tensor | None
+    row_scales_EO: Tensor | None
+
+    @classmethod
+    def like(cls, matrix: Matrix, count: int, ranks: int, *, gated: bool) -> "Stack":
+        """Room for so many."""
+        plan = plan_shape(matrix.outs, matrix.kind, ranks, gated=gated)
+        parts = [None if part is None else part.new_empty(count, *part.shape) for part in _parts(matrix)]
+        return cls(matrix.kind, matrix.dtype, matrix.ins, plan, gated, *parts)
+
+    def put(self, expert: int, matrix: Matrix) -> None:
+        rooms = (self.codes_EOC, self.scales_EGO, self.offsets_EGO, self.row_scales_EO)
+        for room, part in zip(rooms, _parts(matrix), strict=True):
+            if room is not None and part is not None:
+                room[expert].copy_(part)
+
+    @property
+    def parts(self) -> int:
+        return 2 if self.gated else 1
+
+    @property
+    def out_size(self) -> int:
+        return self.codes_EOC.shape[1] // self.parts
+
+    def multiply(
+        self, x: Tensor, places: Tensor, pairs_P: Tensor, sharing: int, dtype: torch.dtype
+    ) -> Tensor:
+        """For each pair, in `dtype`; `sharing` pairs have one row of `x`."""
+        kind, plan, codes, scales = self.kind, self.plan, self.codes_EOC, self.scales_EGO
+        out = x.new_empty((len(pairs_P), self.out_size), dtype=dtype)
+        factors = scales if scales is not None else self.offsets_EGO
+        step = plan.block_ins * halves(kind.bits)
+        kernels.multiply[triton.cdiv(self.out_size, plan.block_outs // self.parts), len(places)](
+            x, codes, scales, self.offsets_EGO, self.row_scales_EO, places, pairs_P, out,
+            codes.shape[1], self.ins, codes.stride(1), 0 if factors is None else factors.shape[1],
+            0 if scales is None else scales.shape[2], triton.cdiv(self.ins, step),
+            DTYPE=DTYPES[self.dtype], CODE=kind.code, ZERO=kind.zero, HALVES=halves(kind.bits),
+            GROUP=kind.group, ROWS=kind.rows, EVEN=self.ins % step == 0,
+            SHARING=sharing, PARTS=self.parts, B=plan.block_outs, C=plan.block_ins, M=PAIRS,
+            num_warps=plan.num_warps, num_stages=plan.num_stages,
+        )  # fmt: skip
+        return out
+
+
+class TritonExperts:
+    """Routing, the routed experts and the residual; the shared expert too, where it is like the others."""
+
+    name = "triton"
+
+    def __init__(self, gate_up: Stack, down: Stack, weights: MoeWeights) -> None:
+        self.gate_up, self.down = gate_up, down
+        self.num_experts, self.num_active = weights.num_experts, weights.num_active
+        self.normalise = weights.normalise
+        self.has_shared = len(gate_up.codes_EOC) > self.num_experts
+        self.ranks = self.num_active + self.has_shared
+        self._tokens_at_once = max(WORKSPACE // (self.ranks * max(gate_up.out_size, down.out_size)), 1)
+
+    @classmethod
+    def load(cls, weights: MoeWeights, dtype: torch.dtype) -> "TritonExperts | str":
+        """Expert by expert, so that little is held twice; or the reason why somebody else must serve. Packed weights
+        are multiplied in `dtype`."""
+        stacks: list[Stack] = []
+        first = shared = None
+        for expert in range(weights.num_experts):
+            matrices = _matrices(weights.load(expert), dtype)
+            if isinstance(matrices, str):
+                return matrices
+            if first is None:
+                first, shared = matrices, _matrices(weights.shared, dtype)
+                joined = not isinstance(shared, str) and _alike(shared, first)
+                count, ranks = weights.num_experts + joined, weights.num_active + joined
+                stacks = [Stack.like(m, count, ranks, gated=i == 0) for i, m in enumerate(matrices)]
+                if joined:
+                    _put(stacks, weights.num_experts, shared)
+            if not _alike(matrices, first):
+                return "experts of one layer are stored differently"
+            _put(stacks, expert, matrices)
+        return cls(*stacks, weights)
+
+    def __call__(self, x_ND: Tensor, logits_NR: Tensor, shared_ND: Tensor | None, to_ND: Tensor) -> Tensor:
+        """Added to `to_ND`, in float32. `logits_NR` are the router's, then the shared expert's gate; `shared_ND` is
+        what that expert gives, where it is not among the others."""
+        assert (shared_ND is None) == self.has_shared
+        x_ND, to_ND = x_ND.to(self.gate_up.dtype).contiguous(), to_ND.contiguous()
+        out_ND = torch.empty_like(to_ND)
+        for begin in range(0, len(x_ND), self._tokens_at_once):
+            part = slice(begin, begin + self._tokens_at_once)
+            shares_NR, y_PO = self._routed(x_ND[part], logits_NR[part].contiguous())
+            kernels.combine[triton.cdiv(self.down.out_size, WIDTH), len(shares_NR)](
+                y_PO, shares_NR, None if shared_ND is None else shared_ND[part], to_ND[part], out_ND[part],
+                self.down.out_size, A=self.num_active, RANKS=self.ranks, WIDTH=WIDTH,
+            )  # fmt: skip
+        return out_ND
+
+    def _routed(self, x_ND: Tensor, logits_NR: Tensor) -> tuple[Tensor, Tensor]:
+        """The shares of each token's experts, and what each pair's expert gives."""
+        experts_P, shares_NR = self.route(logits_NR)
+        places, pairs_P = self.group(experts_P)
+        mid_PI = self.gate_up.multiply(x_ND, places, pairs_P, self.ranks, self.down.dtype)
+        return shares_NR, self.down.multiply(mid_PI, places, pairs_P, 1, torch.float32)
+
+    def route(self, logits_NR: Tensor) -> tuple[Tensor, Tensor]:
+        """The expert of each pair, and the shares of each token's experts, the shared one's last."""
+        tokens, active = len(logits_NR), self.num_active
+        experts_P = logits_NR.new_empty(tokens * self.ranks, dtype=torch.int32)
+        shares_NR = logits_NR.new_empty((tokens, active + 1), dtype=torch.float32)
+        kernels.route[(tokens,)](
+            logits_NR, experts_P, shares_NR,
+            E=self.num_experts, A=active, RANKS=self.ranks, NORMALISE=self.normalise,
+            BLOCK=triton.next_power_of_2(self.num_experts), PLACES=triton.next_power_of_2(active + 1),
+            num_warps=1 if self.num_experts <= 1024 else 4,
+        )  # fmt: skip
+        return experts_P, shares_NR
+
+    def group(self, experts_P: Tensor) -> tuple[Tensor, Tensor]:
+        """Places, each an expert, its first pair and their number; and the pairs, sorted by expert."""
+        count = len(experts_P)
+        most = (count - 1) // PAIRS + self.num_experts + self.has_shared
+        sparse = count <= most
+        pairs_P = torch.empty_like(experts_P)
+        places = (torch.empty if sparse else torch.zeros)(
+            (min(count, most), 3), dtype=torch.int32, device=experts_P.device
+        )
+        kernels.group[(triton.cdiv(count, OWN_PAIRS),)](
+            experts_P, pairs_P, places, count,
+            SPARSE=sparse, M=PAIRS, OWN=OWN_PAIRS, BLOCK=128 if count <= 128 else 1024,
+        )  # fmt: skip
+        return places, pairs_P
+
+
+def _parts(matrix: Matrix) -> tuple[Tensor | None, ...]:
+    return matrix.codes_OC, matrix.scales_GO, matrix.offsets_GO, matrix.row_scales_O
+
+
+def _matrices(weights: ExpertWeights, dtype: torch.dtype) -> list[Matrix] | str:
+    """Those of gate and up, and of down; or the reason why there are none."""
+    found = [_matrix(weights.gate_up, dtype), _matrix([weights.down], dtype)]
+    reasons = [matrix for matrix in found if isinstance(matrix, str)]
+    return reasons[0] if reasons else [matrix for matrix in found if isinstance(matrix, Matrix)]
+
+
+def _matrix(weights: Sequence[Weight], dtype: torch.dtype) -> Matrix | str:
+    for weight in weights:
+        if (reason := TritonLinear.supports(weight)) is not None:
+            return reason
+    matrices = TritonLinear(weights, dtype=dtype).matrices
+    return matrices[0] if len(matrices) == 1 else "gate and up of an expert are stored differently"
+
+
+def _alike(some: Sequence[Matrix], others: Sequence[Matrix]) -> bool:
+    return all(
+        a.kind == b.kind and a.ins == b.ins and a.codes_OC.shape == b.codes_OC.shape
+        for a, b in zip(some, others, strict=True)
+    )
+
+
+def _put(stacks: Sequence[Stack], expert: int, matrices: Sequence[Matrix]) -> None:
+    for stack, matrix in zip(stacks, matrices, strict=True):
+        stack.put(expert, matrix)

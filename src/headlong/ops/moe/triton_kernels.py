@@ -1,0 +1,163 @@
+"""The kernels of experts: routing, grouping, products of routed experts alone, and a token's sum.
+
+A pair is a token and one of its experts; pair p belongs to token p // A. Pairs are sorted by expert on the device, and
+up to M pairs of one expert are a place: a program multiplies a tile of that expert's weights with the place's pairs,
+always M columns wide. How many places there are only the device knows, so there are programs for as many as there can
+be, and those of empty places end at once. Tiles are cut by the weights' shape alone and each sum has one order, so a
+token's bits do not depend on its company.
+
+N tokens, P pairs, E experts, A experts a token, D inputs, O outputs; a tile has B outputs, a step C columns.
+"""
+
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false
+
+import triton
+import triton.language as tl
+
+from headlong.ops.linear.triton_kernels import add_step, decode
+
+LOWEST = tl.constexpr(-(2**63))
+
+
+@triton.jit
+def route(
+    logits, experts, shares,
+    E: tl.constexpr, A: tl.constexpr, RANKS: tl.constexpr, NORMALISE: tl.constexpr,
+    BLOCK: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    """A token's A likeliest experts, of equal ones the first, and their shares of the sum. Logit E is the shared
+    expert's gate: its share comes last, and, where RANKS is A + 1, it is a routed expert with the number E."""
+    token = tl.program_id(0).to(tl.int64)
+    expert = tl.arange(0, BLOCK)
+    inside = expert < E
+    logit = tl.load(logits + token * (E + 1) + expert, mask=inside, other=float("-inf"))
+    weight = tl.exp(logit - tl.max(logit, 0))
+    weight = weight / tl.sum(weight, 0)
+    # A weight is not negative: its bits, then its expert, are one number that orders both.
+    key = (weight.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (BLOCK - 1 - expert).to(tl.int64)
+    key = tl.where(inside, key, LOWEST)
+    rank = tl.arange(0, PLACES)
+    gate = tl.load(logits + token * (E + 1) + E)
+    chosen = tl.full((PLACES,), E, tl.int32)
+    share = tl.zeros((PLACES,), tl.float32)
+    for place in range(A):
+        best = tl.max(key, 0)
+        number = BLOCK - 1 - (best & 0x7FFFFFFF).to(tl.int32)
+        chosen = tl.where(rank == place, number, chosen)
+        share = tl.where(rank == place, (best >> 32).to(tl.int32).to(tl.float32, bitcast=True), share)
+        key = tl.where(key == best, LOWEST, key)
+    if NORMALISE:
+        share = share / tl.sum(share, 0)
+    share = tl.where(rank == A, 1.0 / (1.0 + tl.exp(-gate)), share)
+    tl.store(experts + token * RANKS + rank, chosen, mask=rank < RANKS)
+    tl.store(shares + token * (A + 1) + rank, share, mask=rank <= A)
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def group(
+    experts, pairs, places, num_pairs,
+    SPARSE: tl.constexpr, M: tl.constexpr, OWN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sorts pairs by expert, and says of each place its expert, its first pair among the sorted and their number. Place
+    numbers have gaps: SPARSE, a place for each pair, of which some are empty; else `places` must come as zeros."""
+    own = tl.program_id(0) * OWN + tl.arange(0, OWN)
+    there = own < num_pairs
+    expert = tl.load(experts + own, mask=there, other=0)
+    before = tl.zeros((OWN,), tl.int32)
+    rank = tl.zeros((OWN,), tl.int32)
+    count = tl.zeros((OWN,), tl.int32)
+    for first in range(0, num_pairs, BLOCK):
+        other = first + tl.arange(0, BLOCK)
+        of_other = tl.load(experts + other, mask=other < num_pairs, other=2147483647)
+        same = of_other[None, :] == expert[:, None]
+        before += tl.sum((of_other[None, :] < expert[:, None]).to(tl.int32), 1)
+        rank += tl.sum((same & (other[None, :] < own[:, None])).to(tl.int32), 1)
+        count += tl.sum(same.to(tl.int32), 1)
+    tl.store(pairs + before + rank, own, mask=there)
+    begins = rank % M == 0
+    if SPARSE:
+        place = before + rank
+    else:
+        place = before // M + rank // M + expert
+        there = there & begins
+    tl.store(places + 3 * place, expert, mask=there)
+    tl.store(places + 3 * place + 1, before + rank, mask=there)
+    tl.store(places + 3 * place + 2, tl.where(begins, tl.minimum(count - rank, M), 0), mask=there)
+
+
+@triton.jit
+def multiply(
+    x, codes, scales, offsets, row_scales, places, pairs, out,
+    num_outs, num_ins, row_stride, num_groups, num_scaled, num_steps,
+    DTYPE: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr, HALVES: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr,
+    SHARING: tl.constexpr, PARTS: tl.constexpr, B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    """A tile of an expert's outputs for the pairs of a place. SHARING pairs, one after the other, have one input.
+    Two PARTS are gates, then as many ups, and what is stored is silu(gate) · up."""
+    place = places + 3 * tl.program_id(1)
+    count = tl.load(place + 2)
+    if count == 0:
+        return
+    expert, first = tl.load(place).to(tl.int64), tl.load(place + 1)
+    there_M = tl.arange(0, M) < count
+    pairs_M = tl.load(pairs + first + tl.arange(0, M), mask=there_M, other=0).to(tl.int64)
+    # Gate and up of one place lie side by side. Outputs past the last are computed from the last one's weights and not
+    # stored.
+    size = num_outs // PARTS
+    row_B = tl.arange(0, B)
+    outs_B = tl.minimum(tl.program_id(0) * (B // PARTS) + row_B // PARTS, size - 1) + row_B % PARTS * size
+    columns_C = tl.arange(0, C)
+    codes_at = codes + expert * num_outs * row_stride
+    codes_at = codes_at + (outs_B.to(tl.int64)[:, None] * row_stride + columns_C[None, :])
+    x_CM_at = x + (pairs_M // SHARING)[None, :] * num_ins + columns_C[:, None]
+    if scales is not None:
+        scales += expert * num_groups * num_scaled
+    if offsets is not None:
+        offsets += expert * num_groups * num_outs
+    acc_BM = tl.zeros((B, M), tl.float32)
+    for step in range(num_steps):
+        if EVEN or HALVES == 2:
+            codes_BC = tl.load(codes_at + step * C)
+        else:
+            codes_BC = tl.load(codes_at + step * C, mask=(step * C + columns_C < num_ins)[None, :], other=0.0)
+        for half in tl.static_range(HALVES):
+            first_column = (step * HALVES + half) * C
+            if EVEN:
+                x_CM = tl.load(x_CM_at + first_column, mask=there_M[None, :], other=0.0)
+            else:
+                inside = there_M[None, :] & (first_column + columns_C < num_ins)[:, None]
+                x_CM = tl.load(x_CM_at + first_column, mask=inside, other=0.0)
+            w_BC = decode(codes_BC, half, CODE, ZERO)
+            acc_BM = add_step(
+                acc_BM, x_CM.to(DTYPE), w_BC, scales, offsets, outs_B, first_column, num_outs, num_scaled,
+                B, C, GROUP, ROWS,
+            )  # fmt: skip
+    if row_scales is not None:
+        acc_BM *= tl.load(row_scales + expert * num_outs + outs_B)[:, None]
+    if PARTS == 2:
+        gate_BM, up_BM = tl.split(acc_BM.reshape(B // 2, 2, M).permute(0, 2, 1))
+        acc_BM = gate_BM / (1.0 + tl.exp(-gate_BM)) * up_BM
+    places_B = tl.program_id(0) * (B // PARTS) + tl.arange(0, B // PARTS)
+    at = out + pairs_M[None, :] * size + places_B[:, None]
+    tl.store(at, acc_BM, mask=(places_B < size)[:, None] & there_M[None, :])
+
+
+@triton.jit
+def combine(
+    y, shares, shared, residual, out, size,
+    A: tl.constexpr, RANKS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """A token's experts by rank, each times its share, the shared one last; then what it is added to."""
+    token = tl.program_id(1).to(tl.int64)
+    outs = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    inside = outs < size
+    total = tl.zeros((WIDTH,), tl.float32)
+    for rank in tl.static_range(RANKS):
+        share = tl.load(shares + token * (A + 1) + rank)
+        total += share * tl.load(y + (token * RANKS + rank) * size + outs, mask=inside, other=0.0)
+    at = token * size + outs
+    if shared is not None:
+        total += tl.load(shares + token * (A + 1) + A) * tl.load(shared + at, mask=inside, other=0.0)
+    tl.store(out + at, tl.load(residual + at, mask=inside, other=0.0) + total, mask=inside)

@@ -1,0 +1,26 @@
+"""What a layer of experts is made of, before it is decided who multiplies."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headlong.quant.format import Weight
+
+
+class ExpertWeights(NamedTuple):
+    """down(silu(gate x) · up x)"""
+
+    gate_up: list[Weight]
+    """One below the other."""
+    down: Weight
+
+
+@dataclass(frozen=True)
+class MoeWeights:
+    num_experts: int
+    num_active: int
+    normalise: bool
+    load: Callable[[int], ExpertWeights]
+    """An expert's weights, as often as they are asked for: whoever cannot take them all leaves them to the next."""
+    shared: ExpertWeights
+    """Of the expert that every token has."""

@@ -1,0 +1,297 @@
+"""Experts in Triton's kernels: against the reference in float64, bit for bit the same for a token in any company, and
+whatever is not routed to does not matter."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from headlong.ops.elementwise import sigmoid, silu
+from headlong.ops.linear.triton import TritonLinear
+from headlong.ops.moe import triton as op
+from headlong.ops.moe.reference import moe, route
+from headlong.ops.moe.triton import TritonExperts, plan_shape
+from headlong.ops.moe.weights import ExpertWeights, MoeWeights
+from headlong.ops.registry import Ops
+from headlong.quant.detect import detect
+from headlong.quant.format import PackedWeight, Weight
+from support import packing
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PACKED = ("fp8_block", "fp8_channel", "int8_channel", "int4_g32", "int4_asym", "nvfp4_modelopt")
+EXACT, ROUNDED = 1e-6, 2.0**-6
+"""Errors relative to the largest output: of float32, and where weights or activations are rounded on the way."""
+
+
+class Sizes(NamedTuple):
+    experts: int = 6
+    active: int = 2
+    hidden: int = 96
+    inner: int = 40
+    shared: int = 40
+
+
+def draw(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def tokens(count: int, size: int, seed: int = 7) -> Tensor:
+    """That every dtype holds exactly."""
+    return draw(count, size, seed=seed).bfloat16().half().float().to(DEVICE)
+
+
+def logits_of(count: int, s: Sizes, seed: int = 8) -> Tensor:
+    return 2.0 * draw(count, s.experts + 1, seed=seed).to(DEVICE)
+
+
+def weight_of(kind: str, outs: int, ins: int, seed: int) -> Weight:
+    whole = draw(outs, ins, seed=seed) / ins**0.5
+    if kind in FLOATS:
+        return whole.to(DEVICE, FLOATS[kind])
+    parts = packing.pack(whole, kind)
+    format = detect(packing.header(parts), (outs, ins), {})
+    return format.pack(
+        {name: part if name == "weight_shape" else part.to(DEVICE) for name, part in parts.items()},
+        (outs, ins),
+    )
+
+
+def expert_of(kind: str, hidden: int, inner: int, seed: int, *, apart: bool = False) -> ExpertWeights:
+    sizes = [inner, inner] if apart else [2 * inner]
+    gate_up = [weight_of(kind, size, hidden, 10 * seed + i) for i, size in enumerate(sizes)]
+    return ExpertWeights(gate_up, weight_of(kind, hidden, inner, 10 * seed + 5))
+
+
+@cache
+def weights_of(kind: str, s: Sizes, *, normalise: bool = True, apart: bool = False) -> MoeWeights:
+    experts = [expert_of(kind, s.hidden, s.inner, e, apart=apart) for e in range(s.experts)]
+    shared = expert_of(kind, s.hidden, s.shared, s.experts, apart=apart)
+    return MoeWeights(s.experts, s.active, normalise, experts.__getitem__, shared)
+
+
+def dense(weight: Weight) -> Tensor:
+    whole = weight.dequantize(0, weight.out_features) if isinstance(weight, PackedWeight) else weight
+    return whole.double()
+
+
+def mlp(weights: ExpertWeights) -> Callable[[Tensor], Tensor]:
+    gate_up, down = torch.cat([dense(part) for part in weights.gate_up]), dense(weights.down)
+
+    def run(x: Tensor) -> Tensor:
+        gate, up = (x @ gate_up.T).chunk(2, dim=-1)
+        return (silu(gate) * up) @ down.T
+
+    return run
+
+
+def expected(weights: MoeWeights, x: Tensor, logits: Tensor, to: Tensor) -> Tensor:
+    x, logits = x.double(), logits.double()
+    chosen, shares = route(logits[:, :-1], weights.num_active, weights.normalise)
+    routed = moe(x, chosen, shares, [mlp(weights.load(e)) for e in range(weights.num_experts)])
+    return to.double() + routed + mlp(weights.shared)(x) * sigmoid(logits[:, -1:])
+
+
+class Layer:
+    """The op, and the shared expert where it is not part of it."""
+
+    def __init__(self, weights: MoeWeights, dtype: torch.dtype = torch.bfloat16) -> None:
+        found = TritonExperts.load(weights, dtype)
+        assert isinstance(found, TritonExperts), found
+        self.experts, self.weights = found, weights
+
+    def __call__(self, x: Tensor, logits: Tensor, to: Tensor | None = None) -> Tensor:
+        to = torch.zeros_like(x) if to is None else to
+        shared = None if self.experts.has_shared else mlp(self.weights.shared)(x.double()).float()
+        return self.experts(x, logits, shared, to)
+
+
+def assert_near(found: Tensor, wanted: Tensor, error: float) -> None:
+    assert found.dtype == torch.float32
+    assert (found - wanted).abs().max() < error * wanted.abs().max()
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        Sizes(),
+        Sizes(shared=56),
+        Sizes(experts=1, active=1, hidden=20, inner=7, shared=7),
+        Sizes(experts=33, active=5, hidden=130, inner=33, shared=33),
+        Sizes(experts=5, active=5),
+        Sizes(experts=300, active=3, hidden=16, inner=8, shared=8),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("normalise", [True, False])
+def test_against_the_reference(sizes, normalise):
+    weights = weights_of("float32", sizes, normalise=normalise)
+    layer = Layer(weights, torch.float32)
+    assert layer.experts.has_shared == (sizes.inner == sizes.shared)
+    x, logits = tokens(4, sizes.hidden), logits_of(4, sizes)
+    to = draw(4, sizes.hidden, seed=3).to(DEVICE)
+    assert_near(layer(x, logits, to), expected(weights, x, logits, to), EXACT)
+    assert layer(x[:0], logits[:0]).shape == (0, sizes.hidden)
+
+
+@pytest.mark.parametrize("kind", [*FLOATS, *PACKED])
+def test_every_kind_of_weight(kind):
+    sizes = Sizes(hidden=192, inner=64, shared=64)
+    x, logits = tokens(3, sizes.hidden), logits_of(3, sizes)
+    weights = weights_of(kind, sizes)
+    wanted = expected(weights, x, logits, torch.zeros_like(x))
+    found = Layer(weights)(x, logits)
+    assert_near(found, wanted, EXACT if kind == "float32" else ROUNDED)
+    if kind in PACKED:
+        assert_near(Layer(weights, torch.float32)(x, logits), wanted, EXACT)
+
+
+@pytest.mark.parametrize("kind", ["float32", "fp8_block", "int4_asym"])
+def test_gate_and_up_apart(kind):
+    sizes = Sizes()
+    x, logits = tokens(3, sizes.hidden), logits_of(3, sizes)
+    weights = weights_of(kind, sizes, apart=True)
+    found = Layer(weights, torch.float32)(x, logits)
+    assert_near(found, expected(weights, x, logits, torch.zeros_like(x)), EXACT)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "fp8_block", "nvfp4_modelopt"])
+@pytest.mark.parametrize(
+    "sizes", [Sizes(hidden=64), Sizes(experts=100, active=3, hidden=70, shared=56)], ids=str
+)
+def test_bits_depend_on_nothing_beside(kind, sizes):
+    """Not on who else is routed to an expert, nor on how many: alone, few (places by pair), many (places by expert,
+    several of one expert)."""
+    layer = Layer(weights_of(kind, sizes))
+    x, logits = tokens(30, sizes.hidden), logits_of(30, sizes)
+    alone = torch.cat([layer(x[i : i + 1], logits[i : i + 1]) for i in range(4)])
+    assert torch.equal(layer(x[:4], logits[:4]), alone)
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(5))
+    x[25] = torch.nan
+    found = layer(x[order], logits[order])[order.argsort()]
+    assert torch.equal(found[:4], alone)
+    assert found[25].isnan().all() and found.isfinite().all(1).sum() == 29
+
+
+def test_everybody_at_the_same_experts():
+    """Several places of one expert, the last not full."""
+    sizes = Sizes()
+    weights = weights_of("float32", sizes)
+    layer, x = Layer(weights), tokens(37, sizes.hidden)
+    logits = logits_of(1, sizes).expand(37, -1).contiguous()
+    found = layer(x, logits)
+    assert_near(found, expected(weights, x, logits, torch.zeros_like(x)), EXACT)
+    assert torch.equal(
+        found[[0, 15, 16, 36]], torch.cat([layer(x[[i]], logits[:1]) for i in (0, 15, 16, 36)])
+    )
+
+
+@pytest.mark.parametrize("count", [2, 16])
+def test_experts_nobody_is_routed_to_are_not_read(count):
+    sizes = Sizes(experts=40, active=3)
+    weights = weights_of("float32", sizes)
+    layer, x, logits = Layer(weights), tokens(count, sizes.hidden), logits_of(count, sizes)
+    logits[:, 20:40] -= 100.0
+    wanted = layer(x, logits)
+    for stack in (layer.experts.gate_up, layer.experts.down):
+        stack.codes_EOC[20:40] = torch.nan
+    assert torch.equal(layer(x, logits), wanted) and wanted.isfinite().all()
+
+
+def test_many_tokens_in_several_launches(monkeypatch):
+    sizes = Sizes(shared=56)
+    layer, x, logits = Layer(weights_of("float32", sizes)), tokens(24, sizes.hidden), logits_of(24, sizes)
+    wanted = layer(x, logits, x)
+    monkeypatch.setattr(layer.experts, "_tokens_at_once", 10)
+    assert torch.equal(layer(x, logits, x), wanted)
+
+
+@pytest.mark.parametrize(("experts", "active"), [(9, 3), (256, 8), (300, 10)])
+@pytest.mark.parametrize("joined", [True, False])
+def test_routing(experts, active, joined):
+    """Ties go to the lowest number; no number is above or below another, and experts stay apart even then."""
+    sizes = Sizes(experts, active, 8, 4, 4 if joined else 5)
+    layer = Layer(weights_of("float32", sizes)).experts
+    logits = logits_of(20, sizes).round()
+    logits[-1] = torch.nan
+    chosen, shares = layer.route(logits)
+    chosen = chosen.view(20, -1)
+    assert chosen.shape[1] == active + joined and shares.shape == (20, active + 1)
+    probabilities = torch.softmax(logits[:-1, :-1], -1)
+    for token in range(19):
+        best = sorted(range(experts), key=lambda e: -float(logits[token, e]))[:active]
+        assert chosen[token].tolist() == best + [experts] * joined
+        share = probabilities[token, best]
+        torch.testing.assert_close(shares[token, :active], share / share.sum())
+    torch.testing.assert_close(shares[:-1, -1], torch.sigmoid(logits[:-1, -1]))
+    assert (
+        len(set(chosen[-1].tolist())) == active + joined
+        and 0 <= chosen[-1].min() <= chosen[-1].max() <= experts
+    )
+
+
+@pytest.mark.parametrize("count", [1, 5, 16, 17, 130, 1100])
+@pytest.mark.parametrize("experts", [1, 7, 100])
+def test_grouping(count, experts):
+    """Every pair is in one place, that of its expert, and those of a place are in their order."""
+    sizes = Sizes(experts, 1, 8, 4, 5)
+    layer = Layer(weights_of("float32", sizes)).experts
+    of_pair = torch.randint(
+        experts, (count,), generator=torch.Generator().manual_seed(count), dtype=torch.int32
+    )
+    places, pairs = (found.tolist() for found in layer.group(of_pair.to(DEVICE)))
+    assert len(places) <= min(count, count // op.PAIRS + experts + 1)
+    seen = []
+    for expert, first, size in places:
+        own = pairs[first : first + size]
+        assert size <= op.PAIRS and own == sorted(own)
+        assert all(of_pair[pair] == expert for pair in own)
+        seen += own
+    assert sorted(seen) == list(range(count))
+    full = sum(-(-int(number) // op.PAIRS) for number in of_pair.bincount())
+    assert sum(size > 0 for *_, size in places) == full, "no more places than it takes"
+
+
+def test_experts_that_differ_are_left_to_others(caplog, monkeypatch):
+    """And so is what Triton cannot multiply; nothing is recorded then."""
+    monkeypatch.setenv("HEADLONG_TRITON", "interpret")
+    sizes = Sizes(experts=3)
+    weights = weights_of("float32", sizes)
+    others = weights_of("bfloat16", sizes)
+    mixed = MoeWeights(3, 2, True, lambda e: (others if e == 2 else weights).load(e), weights.shared)
+    gates = ExpertWeights([*weights.load(0).gate_up, *others.load(0).gate_up], weights.load(0).down)
+    for found, reason in (
+        (mixed, "experts of one layer are stored differently"),
+        (MoeWeights(3, 2, True, lambda _: gates, weights.shared), "gate and up of an expert"),
+        (MoeWeights(3, 2, True, lambda _: ExpertWeights([draw(8, 8, seed=0).double()], draw(8, 4, seed=0)),
+                    weights.shared), "float64"),
+    ):  # fmt: skip
+        ops = Ops(torch.float32, torch.device("cpu"))
+        assert ops.experts(found) is None and ops._foreign_to_triton
+        assert "experts: not triton: " in caplog.text and reason in caplog.text
+
+
+def test_a_shared_expert_of_another_kind_stays_apart():
+    sizes = Sizes(hidden=192, inner=64, shared=64)
+    routed, shared = weights_of("nvfp4_modelopt", sizes), weights_of("bfloat16", sizes).shared
+    weights = MoeWeights(sizes.experts, sizes.active, True, routed.load, shared)
+    layer, x, logits = Layer(weights), tokens(4, sizes.hidden), logits_of(4, sizes)
+    assert not layer.experts.has_shared
+    assert_near(layer(x, logits), expected(weights, x, logits, torch.zeros_like(x)), ROUNDED)
+
+
+def test_plans():
+    """Of the shapes of Qwen3.5-35B-A3B and 397B-A17B: one token's experts are work for every multiprocessor, and larger
+    matrices have larger tiles."""
+    for bits, kind in ((16, "bfloat16"), (8, "fp8_block")):
+        matrix = TritonLinear([weight_of(kind, 256, 256, 0)]).matrices[0]
+        for ranks, inner, hidden in ((9, 512, 2048), (11, 1024, 4096)):
+            gate_up = plan_shape(2 * inner, matrix.kind, ranks, gated=True)
+            down = plan_shape(hidden, matrix.kind, ranks, gated=False)
+            assert ranks * inner // (gate_up.block_outs // 2) >= 264
+            assert ranks * hidden // down.block_outs >= 264
+            assert gate_up.block_ins * bits // 8 >= 128
+        assert gate_up.block_outs == 64
