@@ -42,6 +42,7 @@ def driven(folder, monkeypatch, triton: str) -> Driver:
     built = load(folder)
     serves = triton == "interpret"
     assert isinstance(built.model.lm_head, TritonLinear) == serves
+    assert built.head is not None
     mlps = [layer.mlp for layer in (*built.model.layers, built.head.layer)]
     assert all((mlp.fused is not None) == serves for mlp in mlps if isinstance(mlp, MoeMlp))
     # All of it, the head's experts among it, could be recorded.

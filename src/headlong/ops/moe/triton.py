@@ -91,14 +91,19 @@ class Stack:
         """For each pair, in `dtype`; `sharing` pairs have one row of `x`."""
         kind, plan, codes, scales = self.kind, self.plan, self.codes_EOC, self.scales_EGO
         out = x.new_empty((len(pairs_P), self.out_size), dtype=dtype)
-        factors = scales if scales is not None else self.offsets_EGO
+        ahead = (
+            scales is not None
+            and self.offsets_EGO is None
+            and kind.bits == 8
+            and kind.group >= plan.block_ins
+        )
         step = plan.block_ins * halves(kind.bits)
         kernels.multiply[triton.cdiv(self.out_size, plan.block_outs // self.parts), len(places)](
             x, codes, scales, self.offsets_EGO, self.row_scales_EO, places, pairs_P, out,
-            codes.shape[1], self.ins, codes.stride(1), 0 if factors is None else factors.shape[1],
+            codes.shape[1], self.ins, codes.stride(1), 0 if scales is None else scales.shape[1],
             0 if scales is None else scales.shape[2], triton.cdiv(self.ins, step),
             DTYPE=DTYPES[self.dtype], CODE=kind.code, ZERO=kind.zero, HALVES=halves(kind.bits),
-            GROUP=kind.group, ROWS=kind.rows, EVEN=self.ins % step == 0,
+            GROUP=kind.group, ROWS=kind.rows, EVEN=self.ins % step == 0, AHEAD=ahead,
             SHARING=sharing, PARTS=self.parts, B=plan.block_outs, C=plan.block_ins, M=PAIRS,
             num_warps=plan.num_warps, num_stages=plan.num_stages,
         )  # fmt: skip

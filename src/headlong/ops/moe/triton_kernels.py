@@ -15,7 +15,7 @@ N tokens, P pairs, E experts, A experts a token, D inputs, O outputs; a tile has
 import triton
 import triton.language as tl
 
-from headlong.ops.linear.triton_kernels import add_step, decode
+from headlong.ops.linear.triton_kernels import add_step, decode, dot
 
 LOWEST = tl.constexpr(-(2**63))
 
@@ -91,11 +91,12 @@ def multiply(
     x, codes, scales, offsets, row_scales, places, pairs, out,
     num_outs, num_ins, row_stride, num_groups, num_scaled, num_steps,
     DTYPE: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr, HALVES: tl.constexpr,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr,
     SHARING: tl.constexpr, PARTS: tl.constexpr, B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """A tile of an expert's outputs for the pairs of a place. SHARING pairs, one after the other, have one input.
-    Two PARTS are gates, then as many ups, and what is stored is silu(gate) · up."""
+    Two PARTS are gates, then as many ups, and what is stored is silu(gate) · up. AHEAD: scales, of which a step has one
+    for each row, are loaded a step before."""
     place = places + 3 * tl.program_id(1)
     count = tl.load(place + 2)
     if count == 0:
@@ -117,6 +118,8 @@ def multiply(
     if offsets is not None:
         offsets += expert * num_groups * num_outs
     acc_BM = tl.zeros((B, M), tl.float32)
+    if AHEAD:
+        scale_B = tl.load(scales + outs_B // ROWS).to(tl.float32)
     for step in range(num_steps):
         if EVEN or HALVES == 2:
             codes_BC = tl.load(codes_at + step * C)
@@ -130,10 +133,16 @@ def multiply(
                 inside = there_M[None, :] & (first_column + columns_C < num_ins)[:, None]
                 x_CM = tl.load(x_CM_at + first_column, mask=inside, other=0.0)
             w_BC = decode(codes_BC, half, CODE, ZERO)
-            acc_BM = add_step(
-                acc_BM, x_CM.to(DTYPE), w_BC, scales, offsets, outs_B, first_column, num_outs, num_scaled,
-                B, C, GROUP, ROWS,
-            )  # fmt: skip
+            if AHEAD:  # or every step would wait for its own scales
+                following = (tl.minimum(step + 1, num_steps - 1) * C // GROUP).to(tl.int64)
+                next_B = tl.load(scales + following * num_scaled + outs_B // ROWS).to(tl.float32)
+                acc_BM += scale_B[:, None] * dot(w_BC, x_CM.to(DTYPE), tl.zeros_like(acc_BM))
+                scale_B = next_B
+            else:
+                acc_BM = add_step(
+                    acc_BM, x_CM.to(DTYPE), w_BC, scales, offsets, outs_B, first_column, num_outs, num_scaled,
+                    B, C, GROUP, ROWS,
+                )  # fmt: skip
     if row_scales is not None:
         acc_BM *= tl.load(row_scales + expert * num_outs + outs_B)[:, None]
     if PARTS == 2:
