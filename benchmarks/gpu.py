@@ -1,39 +1,40 @@
 """The GPU: correctness first, then a step and its parts against what the memory allows.
 
     python benchmarks/gpu.py [--shape benchmarks/shapes/qwen3.6-27b.json] [--layers 64] [--fp8] [--rows 1,4,16]
-                             [--contexts 1024,8192] [--draft-vocab N] [--tokens 20000] [--skip-exact] [--json FILE]
+                             [--contexts 1024,8192] [--depths 0,1,3,6] [--draft-vocab N] [--tokens 20000] [--skip-exact]
+                             [--json FILE]
 
-First the embedded model in bfloat16: mixed batches, greedy and sampled, K = 1…6 against K = 0, token by token. Then a
+First the embedded model in bfloat16: batches of greedy rows, of sampled ones and of both, K = 1…6 against K = 0, token
+by token. Then a
 model of the given shape with random weights made on the device, which says nothing but takes its time: logits of a
 verified step against those of single tokens, bit by bit; then the floor (the bytes a step must read, at the best rate
 seen: a copy's, or the largest product's), a plain step, verified steps of K + 1 tokens, the drafts, and the whole cycle
-of K drafts and their verification, by the engine's own code. Medians of CUDA-event times, milliseconds. Ends in one
-JSON line.
+of K drafts and their verification, by the engine's own code. `pays from` is the share of drafts that must stand for the
+cycle to be worth it. Medians of CUDA-event times, milliseconds. Of contexts beyond 1,024 tokens all but the end is
+taken as read: keys are zeros there, which take as long. Ends in one JSON line.
 """
 
 import argparse
 import json
-import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
+from forced_step import ForcedStep
 from headlong import LLM, SamplingParams
 from headlong.config import EngineConfig
-from headlong.engine import engine as engine_module
 from headlong.engine.engine import Engine
-from headlong.sampling.sampler import Sampler
 from headlong.state.layer import DeltaNetState
-from headlong.types import Draft, Plan, Request, Verdict
+from headlong.state.state import RowState
+from headlong.types import Plan, Request
 from random_weights import random_model
 
 CUDA = torch.device("cuda")
@@ -44,6 +45,8 @@ PROMPTS = (
     "Give me three tips for sleeping better.",
 )
 DEPTHS = range(1, 7)
+READ_WHOLE, READ_AT_LEAST = 1024, 16
+"""Tokens of prompts that are read from end to end, and of longer ones what is read in any case."""
 
 
 def milliseconds(work: Callable[[], object], repeats: int = 20, warm: int = 3) -> float:
@@ -61,37 +64,48 @@ def milliseconds(work: Callable[[], object], repeats: int = 20, warm: int = 3) -
 
 
 def exactness(total: int) -> dict[str, float]:
-    """Tokens of K = 1…6 that differ from those of K = 0, half of the rows sampled, in batches of different sizes."""
+    """Tokens of K = 1…6 that differ from those of K = 0, in batches of different sizes and kinds."""
     llm = LLM(device="cuda", dtype="bfloat16", mtp="on", max_rows=16)
     each = max(32, total // (len(DEPTHS) * 32))
     chats = [[{"role": "user", "content": f"{PROMPTS[n % 4]} ({n})"}] for n in range(32)]
     params = [
         SamplingParams(
-            max_tokens=each,
-            ignore_eos=True,
-            seed=n,
-            temperature=0.0 if n % 2 else 0.8,
-            top_p=0.95 if n % 4 else 1.0,
+            max_tokens=each, ignore_eos=True, seed=n, temperature=0.0 if n % 2 else 0.8, top_p=0.95
         )
         for n in range(32)
     ]
-    truth = [done.token_ids for done in llm.chat(chats, [replace(p, draft_tokens=0) for p in params])]
+
+    def tokens_of(numbers: list[int], depth: int) -> dict[int, tuple[int, ...]]:
+        found = llm.chat(
+            [chats[n] for n in numbers], [replace(params[n], draft_tokens=depth) for n in numbers]
+        )
+        return {n: done.token_ids for n, done in zip(numbers, found, strict=True)}
+
+    together, apart = [list(range(32))], [list(range(0, 32, 2)), list(range(1, 32, 2))]
+    truth = tokens_of(together[0], 0)
     compared = differing = 0
     for depth in DEPTHS:
-        order = list(range(32))[:: -1 if depth % 2 else 1]
-        found = llm.chat([chats[n] for n in order], [replace(params[n], draft_tokens=depth) for n in order])
-        for n, done in zip(order, found, strict=True):
-            compared += len(done.token_ids)
-            differing += sum(a != b for a, b in zip(done.token_ids, truth[n], strict=True))
-    speeds = {}
+        for numbers in apart if depth % 3 else together:
+            for n, tokens in tokens_of(numbers[:: -1 if depth % 2 else 1], depth).items():
+                compared += len(tokens)
+                differing += sum(a != b for a, b in zip(tokens, truth[n], strict=True))
+    return {"tokens_compared": compared, "tokens_differing": differing, **embedded_speeds()}
+
+
+def embedded_speeds() -> dict[str, float]:
+    """Tokens a second of one row of the embedded model, on both devices: plain, and as the engine chooses."""
+    chat, speeds = [{"role": "user", "content": PROMPTS[0]}], {}
     for name, device in (("gpu", "cuda"), ("cpu", "cpu")):
-        llm = LLM(device=device, mtp="on", max_rows=1)
-        asked = replace(params[1], max_tokens=128, draft_tokens=0)
-        llm.chat([chats[1]], [asked])
-        started = time.perf_counter()
-        llm.chat([chats[1]], [asked])
-        speeds[f"embedded_{name}_tokens_per_second"] = round(128 / (time.perf_counter() - started), 1)
-    return {"tokens_compared": compared, "tokens_differing": differing, **speeds}
+        llm = LLM(device=device, mtp="on", max_rows=1, prefix_cache=False)
+        for way, depth in (("plain", 0), ("auto", None)):
+            asked = SamplingParams(max_tokens=256, ignore_eos=True, draft_tokens=depth)
+            seconds = []
+            for _ in range(4):
+                started = time.perf_counter()
+                llm.chat([chat], [asked])
+                seconds.append(time.perf_counter() - started)
+            speeds[f"embedded_{name}_{way}_tokens_per_second"] = round(256 / min(seconds), 1)
+    return speeds
 
 
 class Bench:
@@ -112,6 +126,20 @@ class Bench:
         )
         self.engine = Engine(args.built, config)
         self.vocab = args.built.model.config.vocab_size
+        if context > READ_WHOLE:
+            self._take_as_read(context - READ_AT_LEAST)
+
+    def _take_as_read(self, count: int) -> None:
+        """So many tokens of every prompt."""
+        honest = self.engine.state.admit
+
+        def admit(*args: Any, **kwargs: Any) -> RowState | None:
+            row = honest(*args, **kwargs)
+            if row is not None:
+                row.length = count
+            return row
+
+        self.engine.state.admit = admit  # type: ignore[method-assign]
 
     def fill(self, depth: int) -> None:
         """Rows that have read their prompts and decode."""
@@ -183,55 +211,18 @@ class Bench:
 
     def throughput(self, depth: int, rate: float, steps: int = 40) -> float:
         """Tokens a second where drafts are taken as accepted with this chance each, through the engine's own commit."""
+        honest, self.engine.whole = self.engine.whole, ForcedStep(self.engine, rate)
         self.fill(depth)
-        with forced_acceptance(rate):
-            for _ in range(5):
-                self.engine.step()
-            torch.cuda.synchronize()
-            started, tokens = time.perf_counter(), 0
-            for _ in range(steps):
-                tokens += sum(len(row.token_ids) for row in self.engine.step().rows)
-            seconds = time.perf_counter() - started
+        for _ in range(5):
+            self.engine.step()
+        torch.cuda.synchronize()
+        started, tokens = time.perf_counter(), 0
+        for _ in range(steps):
+            tokens += sum(len(row.token_ids) for row in self.engine.step().rows)
+        seconds = time.perf_counter() - started
         self.clear()
+        self.engine.whole = honest
         return tokens / seconds
-
-
-@contextmanager
-def forced_acceptance(rate: float) -> Iterator[None]:
-    """Random weights accept nothing: the verdict is changed as if each draft had stood with this chance, the earlier
-    ones first."""
-    honest, rng = engine_module.verify, random.Random(0)
-
-    def forced(plan: Plan, draft: Draft | None, logits_LV: Tensor, sampler: Sampler) -> Verdict:
-        verdict = honest(plan, draft, logits_LV, sampler)
-        if draft is None:
-            return verdict
-        tokens_L, first, drafts = verdict.tokens_L.tolist(), 0, draft.tokens_RK.tolist()
-        accepted, emitted, rejected = [], [], []
-        for row, own in zip(plan.rows, drafts, strict=True):
-            count = 0
-            while count < row.num_drafts and rng.random() < rate:
-                tokens_L[first + count] = own[count]
-                count += 1
-            accepted.append(count)
-            emitted.append(tuple(tokens_L[first : first + count + 1]) if row.samples else ())
-            rejected.append(tuple(own[count : row.num_drafts]))
-            first += row.num_logits
-        device = verdict.tokens_L.device
-        return replace(
-            verdict,
-            tokens_L=torch.tensor(tokens_L, device=device),
-            accepted_R=torch.tensor(accepted, device=device),
-            accepted=tuple(accepted),
-            tokens=tuple(emitted),
-            rejected=tuple(rejected),
-        )
-
-    engine_module.verify = forced
-    try:
-        yield
-    finally:
-        engine_module.verify = honest
 
 
 def floor(args: argparse.Namespace) -> dict[str, float]:
@@ -261,8 +252,13 @@ def measure(args: argparse.Namespace, found: dict[str, object]) -> list[dict[str
             bench = Bench(args, rows, context)
             if rows == args.rows[0] and context == args.contexts[0]:
                 found["verify_is_decode"] = bench.is_exact(3)
+            plain = 0.0
             for depth in args.depths:
                 line = {"rows": rows, "context": context, "K": depth, **bench.parts(depth)}
+                if not depth:
+                    plain = line["step"]
+                elif plain:
+                    line["pays from"] = (line["step"] / plain - 1) / depth
                 lines.append({key: round(value, 3) for key, value in line.items()})
                 print(lines[-1], flush=True)
             for depth, rate in ((0, 0.0), (2, 0.75)):
@@ -304,7 +300,7 @@ def main() -> None:
     found |= floor(args)
     print(found, flush=True)
     lines = measure(args, found)
-    columns = ("rows", "context", "K", "target", "drafts", "step", "step_wall")
+    columns = ("rows", "context", "K", "target", "drafts", "step", "step_wall", "pays from")
     table = Table(*columns, title=f"{args.shape.stem}, milliseconds")
     for line in lines:
         table.add_row(*(str(line.get(column, "")) for column in columns))
