@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headlong.ops.triton_launch import OPTIONS, follow
+
 BLOCK = 4096
 
 
@@ -26,6 +28,7 @@ def _first_best(x, index, inside):
 
 @triton.jit
 def _best_of_part(logits, stride, tops, indices, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    follow()
     part, row, parts = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
     index = part * BLOCK + tl.arange(0, BLOCK)
     inside = index < SIZE
@@ -37,6 +40,7 @@ def _best_of_part(logits, stride, tops, indices, SIZE: tl.constexpr, BLOCK: tl.c
 
 @triton.jit
 def _best_of_parts(tops, indices, tokens, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    follow()
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, BLOCK)
     inside = part < PARTS
@@ -53,6 +57,10 @@ def best(logits_LV: Tensor) -> Tensor:
     tops = torch.empty(rows, parts, dtype=torch.float32, device=logits_LV.device)
     indices = torch.empty(rows, parts, dtype=torch.int32, device=logits_LV.device)
     tokens_L = torch.empty(rows, dtype=torch.long, device=logits_LV.device)
-    _best_of_part[(parts, rows)](logits_LV, logits_LV.stride(0), tops, indices, SIZE=size, BLOCK=BLOCK)
-    _best_of_parts[(rows,)](tops, indices, tokens_L, PARTS=parts, BLOCK=triton.next_power_of_2(parts))
+    _best_of_part[(parts, rows)](
+        logits_LV, logits_LV.stride(0), tops, indices, SIZE=size, BLOCK=BLOCK, **OPTIONS
+    )
+    _best_of_parts[(rows,)](
+        tops, indices, tokens_L, PARTS=parts, BLOCK=triton.next_power_of_2(parts), **OPTIONS
+    )
     return tokens_L

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headlong.ops.delta_net.reference import QK_EPS, DeltaNetWeights
 from headlong.ops.gated_delta.reference import DeltaState
+from headlong.ops.triton_launch import OPTIONS, follow
 from headlong.ops.triton_step import TritonStep
 
 BLOCK_E = 16
@@ -75,6 +76,7 @@ def _bring(
     TAPS: tl.constexpr, WINDOW: tl.constexpr, TILED: tl.constexpr, POW_D: tl.constexpr, POW_E: tl.constexpr,
 ):  # fmt: skip
     """For a token and a value head: k, v, decay, β as drafts are kept, then q."""
+    follow()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     C: tl.constexpr = 2 * KEY_HEADS * D + H * E
@@ -120,6 +122,7 @@ def _delta_rule(
     BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """A row's tokens on a few columns of a value head's S; and its share of the row's window."""
+    follow()
     block, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     C: tl.constexpr = 2 * KEY_HEADS * D + H * E
     WIDTH: tl.constexpr = C + H * E + 2 * H
@@ -160,6 +163,7 @@ def _finish(
     POW_E: tl.constexpr, POW_X: tl.constexpr,
 ):  # fmt: skip
     """For a token and a value head: the gated norm; and its draft, now that none is replayed."""
+    follow()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     C: tl.constexpr = 2 * KEY_HEADS * D + H * E
@@ -207,7 +211,7 @@ class TritonDeltaNet:
         _bring[(num_tokens, heads)](
             projected, windows_SWC, w.conv_TC, w.rate, w.dt_bias, plan.table_R6, plan.row_N, inputs_NHY,
             QK_EPS=QK_EPS, TAPS=taps, WINDOW=window, TILED=w.tiled, POW_D=self.pow_d, POW_E=self.pow_e,
-            **self.sizes, num_warps=1,
+            **self.sizes, num_warps=1, **OPTIONS,
         )  # fmt: skip
         blocks = triton.cdiv(w.value_dim, self.block_e)
         _delta_rule[(blocks, heads, num_rows)](
@@ -215,11 +219,11 @@ class TritonDeltaNet:
             TAPS=taps, WINDOW=window, MAX_DRAFTS=max_drafts, POW_D=self.pow_d,
             POW_W=triton.next_power_of_2(window), BLOCK_E=self.block_e,
             BLOCK_C=triton.next_power_of_2(triton.cdiv(w.conv_channels, blocks * heads)),
-            **self.sizes, num_warps=1,
+            **self.sizes, num_warps=1, **OPTIONS,
         )  # fmt: skip
         _finish[(num_tokens, heads)](
             projected, inputs_NHY, delta.drafts_SKHX, w.norm.weight, plan.table_R6, plan.row_N, found, out, self.eps,
             MAX_DRAFTS=max_drafts, POW_E=self.pow_e, POW_X=triton.next_power_of_2(size),
-            **self.sizes, num_warps=1,
+            **self.sizes, num_warps=1, **OPTIONS,
         )  # fmt: skip
         return out

@@ -12,6 +12,7 @@ from torch import Tensor
 from headlong.ops.gated_attention.reference import GatedAttentionWeights
 from headlong.ops.gated_attention.triton_kernels import attend_kernel, combine_kernel, prepare_kernel
 from headlong.ops.rope.reference import Angles
+from headlong.ops.triton_launch import OPTIONS
 from headlong.ops.triton_step import TritonStep
 from headlong.types import Rows
 
@@ -104,6 +105,7 @@ class TritonGatedAttention:
             GATED=w.gated,
             NORMED=norm is not None,
             num_warps=1,
+            **OPTIONS,
         )
 
     def _attend(
@@ -149,6 +151,7 @@ class TritonGatedAttention:
             BLOCK_P=POSITIONS,
             num_warps=4,
             num_stages=3,
+            **OPTIONS,
         )
         return tops, totals, sums
 
@@ -181,6 +184,7 @@ class TritonGatedAttention:
             BLOCK_S=COMBINED_SPLITS,
             BLOCK_D=COMBINED_DIM,
             num_warps=4,
+            **OPTIONS,
         )
 
 

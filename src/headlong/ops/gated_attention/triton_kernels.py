@@ -9,6 +9,8 @@ position. Integers that vary between launches are not specialized on, so that on
 import triton
 import triton.language as tl
 
+from headlong.ops.triton_launch import follow
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 FIELDS = tl.constexpr(6)
 START, QUERY_LEN, FIRST_TOKEN = tl.constexpr(1), tl.constexpr(2), tl.constexpr(5)
@@ -23,6 +25,7 @@ def prepare_kernel(
     PAGE_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, GATED: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
     """One head of one token: a query is left in `queries`, a key in its page, and with it the value."""
+    follow()
     token, head = tl.program_id(0).to(tl.int64), first_head + tl.program_id(1)
     d = tl.arange(0, BLOCK_D)
     inside, half = d < HEAD_DIM, rotary_dim // 2
@@ -92,6 +95,7 @@ def attend_kernel(
 
     Of each query: the largest score (times log2 e), the sum of the weights relative to it, and the weighted values.
     """
+    follow()
     tile, kv = tl.program_id(0), tl.program_id(1)
     split = num_splits - 1 - tl.program_id(2)  # the longest are started first
     row, index = place_of_tile(tile, table_R6, first_token, num_tokens, num_rows, ROWS, TOKENS)
@@ -154,6 +158,7 @@ def combine_kernel(
     FIRST_SPLIT: tl.constexpr, SPLITS_PER_SIZE: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Part of one head of one token: its splits in blocks of BLOCK_S, added in order, and the gate."""
+    follow()
     index, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = first_token + index
     d = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)

@@ -7,11 +7,13 @@ import triton.language as tl
 from torch import Tensor
 
 from headlong.ops.norm.reference import RmsNorm
+from headlong.ops.triton_launch import OPTIONS, follow
 
 
 # A row may start anywhere: how it is summed must not depend on where.
 @triton.jit(do_not_specialize_on_alignment=["x"])
 def _rms_norm(x, weight, eps, out, D: tl.constexpr, BLOCK: tl.constexpr):
+    follow()
     d = tl.arange(0, BLOCK)
     inside = d < D
     at = tl.program_id(0).to(tl.int64) * D + d
@@ -36,6 +38,7 @@ class TritonRmsNorm:
         out = torch.empty_like(x_ND, dtype=self.dtype)
         block = triton.next_power_of_2(size)
         _rms_norm[(rows,)](
-            x_ND, self.weight, self.eps, out, D=size, BLOCK=block, num_warps=8 if block >= 2048 else 4
+            x_ND, self.weight, self.eps, out, D=size, BLOCK=block, num_warps=8 if block >= 2048 else 4,
+            **OPTIONS,
         )  # fmt: skip
         return out

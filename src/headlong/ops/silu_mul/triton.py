@@ -6,11 +6,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headlong.ops.triton_launch import OPTIONS, follow
+
 BLOCK = 1024
 
 
 @triton.jit
 def _silu_mul(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    follow()
     row = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < SIZE
@@ -24,5 +27,5 @@ def silu_mul(gate_up_NI: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     assert gate_up_NI.is_contiguous()
     rows, size = gate_up_NI.shape[0], gate_up_NI.shape[1] // 2
     out = gate_up_NI.new_empty(rows, size, dtype=dtype)
-    _silu_mul[(triton.cdiv(size, BLOCK), rows)](gate_up_NI, out, SIZE=size, BLOCK=BLOCK)
+    _silu_mul[(triton.cdiv(size, BLOCK), rows)](gate_up_NI, out, SIZE=size, BLOCK=BLOCK, **OPTIONS)
     return out
