@@ -14,18 +14,15 @@ import torch
 import triton
 from torch import Tensor
 
+from headlong.errors import CheckpointError
 from headlong.ops.linear.triton_kernels import (
     COLUMNS,
     DTYPES,
-    E2M1,
-    E4M3,
-    FLOAT,
-    INTEGER,
-    NIBBLE,
     TOKENS,
     Kind,
     Matrix,
 )
+from headlong.ops.linear.triton_unpack import E2M1, E4M3, FLOAT, INTEGER, NIBBLE
 from headlong.quant.format import PackedWeight, Weight
 from headlong.quant.fp8 import Fp8Weight
 from headlong.quant.nvfp4 import Nvfp4Weight
@@ -59,8 +56,8 @@ def kind_of(weight: Weight) -> Kind | str:
         if weight.weight_OD.dtype != torch.float8_e4m3fn:
             return f"it does not multiply {weight.weight_OD.dtype}"
         if columns >= weight.in_features and rows in (1, weight.out_features):
-            return Kind(E4M3, torch.float8_e4m3fn, 8, row_scaled=True)
-        kind = Kind(E4M3, torch.float8_e4m3fn, 8, columns, rows)
+            return Kind(E4M3, torch.int16, 8, row_scaled=True)
+        kind = Kind(E4M3, torch.int16, 8, columns, rows)
     elif isinstance(weight, Nvfp4Weight):
         kind = Kind(E2M1, torch.uint8, 4, weight.group, row_scaled=True)
     else:
@@ -78,7 +75,7 @@ def _whole_numbers(weight: PackedWeight) -> Kind | str:
     if lowest >= -8 and highest <= (7 if lowest < 0 else 15):
         code, stored, bits, zero = NIBBLE, torch.uint8, 4, 8 if lowest < 0 else 0
     elif lowest >= -128 and highest <= (127 if lowest < 0 else 255):
-        code, stored, bits, zero = INTEGER, torch.int8 if lowest < 0 else torch.uint8, 8, 0
+        code, stored, bits, zero = INTEGER, torch.int16, 8, 0 if lowest < 0 else -128
     else:
         return f"codes from {lowest} to {highest} do not fit a byte"
     if grouping.group >= weight.in_features and not grouping.has_offsets:
@@ -97,17 +94,16 @@ def rows_of(weight: Weight, kind: Kind, first: int, last: int) -> Rows:
     if isinstance(weight, Fp8Weight):
         places = torch.arange(first, last, device=weight.device) // weight.block[0]
         scales_RG = weight.scale_RC.float()[places]
-        codes = weight.weight_OD[first:last]
+        codes = by_halves(_numbers(weight.weight_OD[first:last]), 8)
         return Rows(codes, None, None, scales_RG[:, 0]) if kind.row_scaled else Rows(codes, scales_RG)
     if isinstance(weight, Nvfp4Weight):
         whole = weight.global_scale.reciprocal() if weight.divides else weight.global_scale
         packed = weight.codes_OB[first:last]
         codes = torch.stack((packed & 15, packed >> 4), dim=2).flatten(1)
-        return Rows(by_halves(codes), weight.scale_OG[first:last], None, whole.expand(last - first))
+        return Rows(by_halves(codes, 4), weight.scale_OG[first:last], None, whole.expand(last - first))
     codes, scales, offsets, scale_wholes, offset_wholes = weight.grouped(first, last)
     scales, offsets = _whole(scales, scale_wholes), _whole(offsets, offset_wholes)
-    if kind.code == NIBBLE:
-        codes = by_halves((codes + kind.zero).to(torch.uint8))
+    codes = by_halves((codes.int() + kind.zero & 255).to(torch.uint8), kind.bits)
     assert scales is not None
     return Rows(codes, None, None, scales[:, 0]) if kind.row_scaled else Rows(codes, scales, offsets)
 
@@ -120,11 +116,20 @@ def _whole(parts_RG: Tensor | None, wholes_RW: Tensor | None) -> Tensor | None:
     return parts_RG.float() * wholes_RW.float().repeat_interleave(span, dim=1)
 
 
-def by_halves(codes_RD: Tensor) -> Tensor:
-    """Two codes to a byte: those of a step's first columns in the low halves, those of the others in the high ones."""
+def by_halves(codes_RD: Tensor, bits: int) -> Tensor:
+    """Two codes to a word: those of a step's first columns in the low halves, those of the others in the high ones."""
     missing = -codes_RD.shape[1] % (2 * COLUMNS)
     steps_RS2C = torch.nn.functional.pad(codes_RD, (0, missing)).unflatten(1, (-1, 2, COLUMNS))
-    return (steps_RS2C[:, :, 0] | steps_RS2C[:, :, 1] << 4).flatten(1)
+    words_RS2C = steps_RS2C if bits == 4 else steps_RS2C.to(torch.int16)
+    return (words_RS2C[:, :, 0] | words_RS2C[:, :, 1] << bits).flatten(1)
+
+
+def _numbers(weight_RD: Tensor) -> Tensor:
+    """The bytes of e4m3, of which 127 and 255 are no numbers: the kernels do not know these."""
+    codes = weight_RD.view(torch.uint8)
+    if bool(((codes & 127) == 127).any()):
+        raise CheckpointError("an FP8 weight has values that are no numbers")
+    return codes
 
 
 class TritonLinear:
@@ -215,7 +220,7 @@ def _lay_out(
     if not all(_keeps_blocks(place_R, kind.rows) for place_R in places):
         kind = kind._replace(rows=1)
     in_order = len(weights) == 1 and torch.equal(places[0], torch.arange(outs))
-    as_is = in_order and kind.code in (FLOAT, E4M3)
+    as_is = in_order and kind.code == FLOAT
     sample = rows_of(weights[0], kind, 0, outs if as_is else 1)
     codes_OC = sample.codes_RC.contiguous()
     if not as_is:

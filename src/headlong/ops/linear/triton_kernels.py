@@ -8,7 +8,7 @@ of tokens, so a token's bits do not depend on its company.
 N tokens, D inputs, O outputs; a tile has B outputs, a step C columns, a program M tokens.
 """
 
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportAssignmentType=false
 # Triton's own types describe neither its kernels nor their launch.
 
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton import knobs
 
-FLOAT, E4M3, INTEGER, NIBBLE, E2M1 = range(5)
-"""What a weight's codes are. Of the last two a byte holds one of this half of a step's columns and one of the other."""
+from headlong.ops.linear.triton_unpack import INTERPRETED, decode
+from headlong.ops.triton_launch import LINE, OPTIONS, bring_nearer, follow, let_next_start, wait
+
 TOKENS = 64
 """That a program multiplies at once, whatever their number."""
 PROGRAMS = 264
@@ -33,34 +33,19 @@ COLUMNS = 64
 """That are multiplied at once; twice as many of 16 bits, half as many of float32."""
 LARGE = 1 << 27
 """Weights of 16 bits from which on one program for each multiprocessor, with larger tiles, is quicker than two."""
+AHEAD = 4
+"""Steps whose weights a program has brought nearer while it waits: of all programs about a third of what the device's
+shared cache holds."""
 WIDTH = 256
 """Outputs whose pieces a program adds."""
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-_NIBBLE = tl.constexpr(NIBBLE)
-_E2M1 = tl.constexpr(E2M1)
-_INTERPRETED = tl.constexpr(knobs.runtime.interpret)
-_2_TO_126 = tl.constexpr(2.0**126)
-
-
-@triton.jit
-def decode(codes, half: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr):
-    """Codes as numbers that bfloat16 holds exactly, in float32; floats as they are."""
-    if CODE == _NIBBLE:
-        return ((codes >> 4 * half) & 15).to(tl.float32) - ZERO
-    elif CODE == _E2M1:
-        field = (codes >> 4 * half).to(tl.uint32)
-        # Sign, exponent and mantissa where float32 has them; then only the exponent's bias is wrong.
-        return (((field & 8) << 28) | ((field & 7) << 22)).to(tl.float32, bitcast=True) * _2_TO_126
-    elif codes.dtype.is_int():
-        return codes.to(tl.float32)
-    else:
-        return codes
+_LINE = tl.constexpr(LINE)
 
 
 @triton.jit
 def dot(w_BC, x_CM, acc_BM):
     w_BC = w_BC.to(x_CM.dtype)
-    if _INTERPRETED:  # which takes the bits of bfloat16 for whole numbers
+    if INTERPRETED:  # which takes the bits of bfloat16 for whole numbers
         w_BC, x_CM = w_BC.to(tl.float32), x_CM.to(tl.float32)
     return tl.dot(w_BC, x_CM, acc_BM, input_precision="ieee")
 
@@ -75,40 +60,78 @@ def by_column(factors, outs_B, first_column, stride, B: tl.constexpr, C: tl.cons
 
 @triton.jit
 def add_step(
-    acc_BM, x_CM, w_BC, scales, offsets, outs_B, first_column, num_outs, num_scaled,
-    B: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
+    acc_BM, x_CM_at, codes_BC, scales, offsets, outs_B, there_M, step, num_outs, num_ins, num_scaled,
+    DTYPE: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr, HALVES: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr,
+    B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    """The sum, and the product of some columns. `ROWS` outputs have one scale."""
-    if scales is None:
-        acc_BM = dot(w_BC, x_CM, acc_BM)
-    elif GROUP < C:
-        w_BC = w_BC.to(tl.float32) * by_column(scales, outs_B // ROWS, first_column, num_scaled, B, C, GROUP)
-        if offsets is not None:
-            w_BC += by_column(offsets, outs_B, first_column, num_outs, B, C, GROUP)
-        acc_BM = dot(w_BC, x_CM, acc_BM)
-    else:
-        group = (first_column // GROUP).to(tl.int64)
-        scale_B = tl.load(scales + group * num_scaled + outs_B // ROWS).to(tl.float32)
-        acc_BM += scale_B[:, None] * dot(w_BC, x_CM, tl.zeros_like(acc_BM))
-        if offsets is not None:
-            offset_B = tl.load(offsets + group * num_outs + outs_B)
-            acc_BM += offset_B[:, None] * tl.sum(x_CM.to(tl.float32), 0)[None, :]
+    """The sum, and the product of a step's columns, one half after the other. `ROWS` outputs have one scale."""
+    SHARED: tl.constexpr = 1 if GROUP % (HALVES * C) else HALVES  # halves that have a scale together
+    part_BM, total_M = tl.zeros((B, M), tl.float32), tl.zeros((M,), tl.float32)
+    for half in tl.static_range(HALVES):
+        first_column = (step * HALVES + half) * C
+        if EVEN:
+            x_CM = tl.load(x_CM_at + first_column, mask=there_M[None, :], other=0.0).to(DTYPE)
+        else:
+            inside = there_M[None, :] & (first_column + tl.arange(0, C) < num_ins)[:, None]
+            x_CM = tl.load(x_CM_at + first_column, mask=inside, other=0.0).to(DTYPE)
+        w_BC = decode(codes_BC, half, CODE, ZERO, DTYPE)
+        if scales is None:
+            acc_BM = dot(w_BC, x_CM, acc_BM)
+        elif GROUP < C:
+            w_BC = w_BC.to(tl.float32) * by_column(
+                scales, outs_B // ROWS, first_column, num_scaled, B, C, GROUP
+            )
+            if offsets is not None:
+                w_BC += by_column(offsets, outs_B, first_column, num_outs, B, C, GROUP)
+            acc_BM = dot(w_BC, x_CM, acc_BM)
+        else:
+            if half % SHARED == 0:
+                part_BM, total_M = tl.zeros((B, M), tl.float32), tl.zeros((M,), tl.float32)
+            part_BM = dot(w_BC, x_CM, part_BM)
+            if offsets is not None:
+                total_M += tl.sum(x_CM.to(tl.float32), 0)
+            if half % SHARED == SHARED - 1:
+                group = (first_column // GROUP).to(tl.int64)
+                scale_B = tl.load(scales + group * num_scaled + outs_B // ROWS).to(tl.float32)
+                acc_BM += scale_B[:, None] * part_BM
+                if offsets is not None:
+                    acc_BM += tl.load(offsets + group * num_outs + outs_B)[:, None] * total_M[None, :]
     return acc_BM
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit
+def bring_steps_nearer(
+    codes, step, last, num_outs, row_stride, num_steps,
+    B: tl.constexpr, C: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """The codes of so many steps from this one on, none from `last` on."""
+    EACH: tl.constexpr = _LINE * 8 // codes.dtype.element_ty.primitive_bitwidth
+    LINES: tl.constexpr = (C + EACH - 1) // EACH
+    i = tl.arange(0, STEPS * B * LINES)
+    step_I = tl.minimum(step + i // (B * LINES), last - 1)
+    out_I = tl.minimum(step_I // num_steps * B + i // LINES % B, num_outs - 1)
+    column_I = tl.minimum(step_I % num_steps * C + i % LINES * EACH, row_stride - 1)
+    bring_nearer(codes + out_I.to(tl.int64) * row_stride + column_I)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_steps", "steps_each", "all_steps"])
 def multiply(
     x_ND, codes, scales, offsets, row_scales, pieces,
     num_tokens, num_outs, num_ins, row_stride, num_scaled, num_steps, steps_each, all_steps,
     DTYPE: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr, HALVES: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr,
-    B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
+    B: tl.constexpr, C: tl.constexpr, M: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """A program's share: `steps_each` of the `all_steps`, of which a tile has `num_steps`, for M of the tokens."""
+    let_next_start()
     tokens_M = tl.program_id(0) * M + tl.arange(0, M)
     there_M = tokens_M < num_tokens
     first = tl.program_id(1) * steps_each
     last = tl.minimum(first + steps_each, all_steps)
+    if AHEAD > 0:
+        bring_steps_nearer(codes, first, last, num_outs, row_stride, num_steps, B, C, AHEAD)
+    wait()
     columns_C = tl.arange(0, C)
     x_CM_at = x_ND + tokens_M.to(tl.int64)[None, :] * num_ins + columns_C[:, None]
     for tile in range(first // num_steps, (last - 1) // num_steps + 1):
@@ -126,18 +149,10 @@ def multiply(
                 codes_BC = tl.load(
                     codes_at + step * C, mask=(step * C + columns_C < num_ins)[None, :], other=0.0
                 )
-            for half in tl.static_range(HALVES):
-                first_column = (step * HALVES + half) * C
-                if EVEN:
-                    x_CM = tl.load(x_CM_at + first_column, mask=there_M[None, :], other=0.0)
-                else:
-                    inside = there_M[None, :] & (first_column + columns_C < num_ins)[:, None]
-                    x_CM = tl.load(x_CM_at + first_column, mask=inside, other=0.0)
-                w_BC = decode(codes_BC, half, CODE, ZERO)
-                acc_BM = add_step(
-                    acc_BM, x_CM.to(DTYPE), w_BC, scales, offsets, outs_B, first_column, num_outs, num_scaled,
-                    B, C, GROUP, ROWS,
-                )  # fmt: skip
+            acc_BM = add_step(
+                acc_BM, x_CM_at, codes_BC, scales, offsets, outs_B, there_M, step, num_outs, num_ins, num_scaled,
+                DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, B, C, M,
+            )  # fmt: skip
         if row_scales is not None:
             acc_BM *= tl.load(row_scales + outs_B)[:, None]
         piece = tl.program_id(1) - tile * num_steps // steps_each
@@ -145,7 +160,7 @@ def multiply(
         tl.store(at, acc_BM, mask=(places_B < num_outs)[:, None] & there_M[None, :])
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "num_steps", "steps_each"])
 def add_pieces(
     pieces, bias, residual, columns, out,
     num_tokens, num_outs, num_columns, num_steps, steps_each,
@@ -153,6 +168,7 @@ def add_pieces(
 ):  # fmt: skip
     """The pieces of each sum one after the other, then the bias, then what it is added to; `columns` says where outputs
     go, if not one beside the other."""
+    follow()
     outs = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     token = tl.program_id(1)
     inside = outs < num_outs
@@ -178,16 +194,18 @@ class Plan(NamedTuple):
     block_outs: int
     block_ins: int
     steps_each: int
-    """Steps of `block_ins` columns (twice as many if two fit in a byte) that a program takes."""
+    """Steps of `block_ins` columns (twice as many if two share a word) that a program takes."""
     num_warps: int
     num_stages: int
     registers: int | None
     """Of a thread, at most, so that two programs fit on a multiprocessor."""
+    ahead: int = 0
+    """Steps whose weights a program has brought nearer before it waits for its input: 0 or a power of two."""
 
 
 def halves(bits: int) -> int:
-    """Codes to a byte, each for one half of a step's columns."""
-    return 2 if bits == 4 else 1
+    """Codes to a word, each for one half of a step's columns."""
+    return 2 if bits <= 8 else 1
 
 
 def columns_at_once(bits: int) -> int:
@@ -202,16 +220,16 @@ def plan_shape(outs: int, ins: int, *, bits: int = 16) -> Plan:
         large = outs * ins >= LARGE
         block, programs = (128, PROGRAMS // 2) if large else (64, PROGRAMS)
         each = max(triton.cdiv(triton.cdiv(outs, block) * steps, programs), LEAST_STEPS // 2)
-        return Plan(block, columns, each, 8 if large else 4, 4 if large else 3, 128 if large else None)
-    if bits == 8:  # bound by unpacking: as many programs as fit
-        each = max(triton.cdiv(triton.cdiv(outs, 64) * steps, 2 * PROGRAMS), LEAST_STEPS)
-        return Plan(64, columns, each, num_warps=4, num_stages=4, registers=128)
+        return Plan(block, columns, each, 8 if large else 4, 4 if large else 3, 128 if large else None, AHEAD)
+    if bits == 8:
+        each = max(triton.cdiv(triton.cdiv(outs, 64) * steps, PROGRAMS), LEAST_STEPS // 2)
+        return Plan(64, columns, each, num_warps=4, num_stages=4, registers=None, ahead=AHEAD)
     block = 128 if triton.cdiv(outs, 128) * steps >= 2 * LEAST_STEPS * PROGRAMS else 64
     each = max(triton.cdiv(triton.cdiv(outs, block) * steps, PROGRAMS), LEAST_STEPS)
     num_stages = 3 if bits >= 16 else 4
     if block == 128:
-        return Plan(block, columns, each, num_warps=8, num_stages=num_stages, registers=128)
-    return Plan(block, columns, each, num_warps=4, num_stages=num_stages, registers=None)
+        return Plan(block, columns, each, 8, num_stages, 128, AHEAD)
+    return Plan(block, columns, each, 4, num_stages, None, AHEAD)
 
 
 class Kind(NamedTuple):
@@ -282,11 +300,11 @@ class Matrix:
             0 if self.scales_GO is None else self.scales_GO.shape[1], self.num_steps, plan.steps_each, all_steps,
             DTYPE=DTYPES[self.dtype], CODE=kind.code, ZERO=kind.zero, HALVES=halves(kind.bits),
             GROUP=kind.group, ROWS=kind.rows, EVEN=kind.padded(self.ins) == self.ins,
-            B=plan.block_outs, C=plan.block_ins, M=TOKENS,
-            num_warps=plan.num_warps, num_stages=plan.num_stages, maxnreg=plan.registers,
+            B=plan.block_outs, C=plan.block_ins, M=TOKENS, AHEAD=plan.ahead,
+            num_warps=plan.num_warps, num_stages=plan.num_stages, maxnreg=plan.registers, **OPTIONS,
         )  # fmt: skip
         add_pieces[triton.cdiv(self.outs, WIDTH), num_tokens](
             pieces, bias, residual_NO, self.columns_O, out_NO,
             num_tokens, self.outs, out_NO.shape[1], self.num_steps, plan.steps_each,
-            B=plan.block_outs, PIECES=self.num_pieces, WIDTH=WIDTH,
+            B=plan.block_outs, PIECES=self.num_pieces, WIDTH=WIDTH, **OPTIONS,
         )  # fmt: skip
