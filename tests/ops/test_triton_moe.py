@@ -217,7 +217,7 @@ def test_routing(experts, active, joined):
     layer = Layer(weights_of("float32", sizes)).experts
     logits = logits_of(20, sizes).round()
     logits[-1] = torch.nan
-    chosen, shares = layer.route(logits)
+    chosen, shares, *_ = layer.route(logits)
     chosen = chosen.view(20, -1)
     assert chosen.shape[1] == active + joined and shares.shape == (20, active + 1)
     probabilities = torch.softmax(logits[:-1, :-1], -1)
@@ -233,26 +233,38 @@ def test_routing(experts, active, joined):
     )
 
 
-@pytest.mark.parametrize("count", [1, 5, 16, 17, 130, 1100])
-@pytest.mark.parametrize("experts", [1, 7, 100])
-def test_grouping(count, experts):
+def check_places(of_pair: Tensor, places: Tensor, pairs: Tensor, experts: int) -> None:
     """Every pair is in one place, that of its expert, and those of a place are in their order."""
-    sizes = Sizes(experts, 1, 8, 4, 5)
-    layer = Layer(weights_of("float32", sizes)).experts
-    of_pair = torch.randint(
-        experts, (count,), generator=torch.Generator().manual_seed(count), dtype=torch.int32
-    )
-    places, pairs = (found.tolist() for found in layer.group(of_pair.to(DEVICE)))
-    assert len(places) <= min(count, count // op.PAIRS + experts + 1)
+    assert len(places) <= min(len(of_pair), len(of_pair) // op.PAIRS + experts + 1)
     seen = []
-    for expert, first, size in places:
-        own = pairs[first : first + size]
+    for expert, first, size in places.tolist():
+        own = pairs[first : first + size].tolist()
         assert size <= op.PAIRS and own == sorted(own)
         assert all(of_pair[pair] == expert for pair in own)
         seen += own
-    assert sorted(seen) == list(range(count))
+    assert sorted(seen) == list(range(len(of_pair)))
     full = sum(-(-int(number) // op.PAIRS) for number in of_pair.bincount())
-    assert sum(size > 0 for *_, size in places) == full, "no more places than it takes"
+    assert sum(size > 0 for *_, size in places.tolist()) == full, "no more places than it takes"
+
+
+@pytest.mark.parametrize("count", [1, 5, 16, 17, 130, 1100])
+@pytest.mark.parametrize("experts", [1, 7, 100])
+def test_grouping(count, experts):
+    layer = Layer(weights_of("float32", Sizes(experts, 1, 8, 4, 5))).experts
+    generator = torch.Generator().manual_seed(count)
+    of_pair = torch.randint(experts, (count,), generator=generator, dtype=torch.int32).to(DEVICE)
+    check_places(of_pair, *layer.group(of_pair), experts)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 5])
+@pytest.mark.parametrize(
+    "sizes", [Sizes(100, 3, 8, 4, 4), Sizes(20, 4, 8, 4, 5), Sizes(4, 4, 8, 4, 4)], ids=str
+)
+def test_grouping_of_few_tokens(count, sizes):
+    """By the kernel that routes them, or by the next."""
+    layer = Layer(weights_of("float32", sizes)).experts
+    of_pair, _, places, pairs = layer.route(logits_of(count, sizes))
+    check_places(of_pair, places, pairs, sizes.experts)
 
 
 def test_experts_that_differ_are_left_to_others(caplog, monkeypatch):

@@ -22,6 +22,8 @@ from headlong.quant.format import Weight
 
 PAIRS = 16
 """Of one expert, that a program multiplies at once, whatever their number."""
+ROUTED_TOKENS = 4
+"""That a program routes; if these are all, it groups them too."""
 OWN_PAIRS = 16
 """That a program of the grouping finds a place for."""
 WIDTH = 256
@@ -162,38 +164,54 @@ class TritonExperts:
 
     def _routed(self, x_ND: Tensor, logits_NR: Tensor) -> tuple[Tensor, Tensor]:
         """The shares of each token's experts, and what each pair's expert gives."""
-        experts_P, shares_NR = self.route(logits_NR)
-        places, pairs_P = self.group(experts_P)
+        _, shares_NR, places, pairs_P = self.route(logits_NR)
         mid_PI = self.gate_up.multiply(x_ND, places, pairs_P, self.ranks, self.down.dtype)
         return shares_NR, self.down.multiply(mid_PI, places, pairs_P, 1, torch.float32)
 
-    def route(self, logits_NR: Tensor) -> tuple[Tensor, Tensor]:
-        """The expert of each pair, and the shares of each token's experts, the shared one's last."""
+    def route(self, logits_NR: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The expert of each pair; the shares of each token's experts, the shared one's last; the places, and the pairs
+        sorted by expert."""
         tokens, active = len(logits_NR), self.num_active
         experts_P = logits_NR.new_empty(tokens * self.ranks, dtype=torch.int32)
         shares_NR = logits_NR.new_empty((tokens, active + 1), dtype=torch.float32)
-        kernels.route[(tokens,)](
-            logits_NR, experts_P, shares_NR,
+        together = tokens <= ROUTED_TOKENS and self._is_sparse(len(experts_P))
+        places, pairs_P = self._room(experts_P) if together else (None, None)
+        kernels.route[(triton.cdiv(tokens, ROUTED_TOKENS),)](
+            logits_NR, experts_P, shares_NR, pairs_P, places, tokens,
             E=self.num_experts, A=active, RANKS=self.ranks, NORMALISE=self.normalise,
-            BLOCK=triton.next_power_of_2(self.num_experts), PLACES=triton.next_power_of_2(active + 1),
-            num_warps=1 if self.num_experts <= 1024 else 4,
+            M=PAIRS, T=ROUTED_TOKENS, R=triton.next_power_of_2(active + 1),
+            BLOCK=triton.next_power_of_2(self.num_experts), num_warps=4,
         )  # fmt: skip
-        return experts_P, shares_NR
+        if places is None or pairs_P is None:
+            places, pairs_P = self.group(experts_P)
+        return experts_P, shares_NR, places, pairs_P
 
     def group(self, experts_P: Tensor) -> tuple[Tensor, Tensor]:
         """Places, each an expert, its first pair and their number; and the pairs, sorted by expert."""
         count = len(experts_P)
-        most = (count - 1) // PAIRS + self.num_experts + self.has_shared
-        sparse = count <= most
-        pairs_P = torch.empty_like(experts_P)
-        places = (torch.empty if sparse else torch.zeros)(
-            (min(count, most), 3), dtype=torch.int32, device=experts_P.device
-        )
+        places, pairs_P = self._room(experts_P)
         kernels.group[(triton.cdiv(count, OWN_PAIRS),)](
             experts_P, pairs_P, places, count,
-            SPARSE=sparse, M=PAIRS, OWN=OWN_PAIRS, BLOCK=128 if count <= 128 else 1024,
+            SPARSE=self._is_sparse(count), M=PAIRS, OWN=OWN_PAIRS, BLOCK=128 if count <= 128 else 1024,
         )  # fmt: skip
         return places, pairs_P
+
+    def _most_places(self, num_pairs: int) -> int:
+        """If they are numbered by expert."""
+        return (num_pairs - 1) // PAIRS + self.num_experts + self.has_shared
+
+    def _is_sparse(self, num_pairs: int) -> bool:
+        """Whether every pair has a place of its own, because they are few."""
+        return num_pairs <= self._most_places(num_pairs)
+
+    def _room(self, experts_P: Tensor) -> tuple[Tensor, Tensor]:
+        """For places, and for sorted pairs."""
+        count = len(experts_P)
+        if self._is_sparse(count):
+            places = experts_P.new_empty((count, 3))
+        else:
+            places = experts_P.new_zeros((self._most_places(count), 3))
+        return places, torch.empty_like(experts_P)
 
 
 def _parts(matrix: Matrix) -> tuple[Tensor | None, ...]:

@@ -10,7 +10,7 @@ N tokens, P pairs, E experts, A experts a token, D inputs, O outputs; a tile has
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
-# pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 
 import triton
 import triton.language as tl
@@ -21,37 +21,67 @@ LOWEST = tl.constexpr(-(2**63))
 
 
 @triton.jit
+def settle(pairs, places, own, expert, before, rank, count, there, SPARSE: tl.constexpr, M: tl.constexpr):
+    """Puts pairs where they belong: `before` have a lower expert, and of `count` with the same one `rank` come first.
+    What begins a place says its expert, its first pair among the sorted and their number. Place numbers have gaps:
+    SPARSE, a place for each pair, of which some are empty; else `places` must come as zeros."""
+    tl.store(pairs + before + rank, own, mask=there)
+    begins = rank % M == 0
+    if SPARSE:
+        place = before + rank
+    else:
+        place = before // M + rank // M + expert
+        there = there & begins
+    tl.store(places + 3 * place, expert, mask=there)
+    tl.store(places + 3 * place + 1, before + rank, mask=there)
+    tl.store(places + 3 * place + 2, tl.where(begins, tl.minimum(count - rank, M), 0), mask=there)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
 def route(
-    logits, experts, shares,
+    logits, experts, shares, pairs, places, num_tokens,
     E: tl.constexpr, A: tl.constexpr, RANKS: tl.constexpr, NORMALISE: tl.constexpr,
-    BLOCK: tl.constexpr, PLACES: tl.constexpr,
+    M: tl.constexpr, T: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A token's A likeliest experts, of equal ones the first, and their shares of the sum. Logit E is the shared
-    expert's gate: its share comes last, and, where RANKS is A + 1, it is a routed expert with the number E."""
-    token = tl.program_id(0).to(tl.int64)
-    expert = tl.arange(0, BLOCK)
-    inside = expert < E
-    logit = tl.load(logits + token * (E + 1) + expert, mask=inside, other=float("-inf"))
-    weight = tl.exp(logit - tl.max(logit, 0))
-    weight = weight / tl.sum(weight, 0)
+    """The A likeliest experts of T tokens, of equal ones the first, and their shares of the sum. Logit E is the shared
+    expert's gate: its share comes last, and, where RANKS is A + 1, it is a routed expert with the number E. Where these
+    are all tokens and there are `places`, they are grouped as well."""
+    token_T = tl.program_id(0) * T + tl.arange(0, T)
+    there_T = token_T < num_tokens
+    logits_T = logits + token_T.to(tl.int64) * (E + 1)
+    expert = tl.arange(0, BLOCK)[None, :]
+    inside = (expert < E) & there_T[:, None]
+    logit = tl.load(logits_T[:, None] + expert, mask=inside, other=-1e30)
+    weight = tl.exp(logit - tl.max(logit, 1)[:, None])
+    weight = weight / tl.sum(tl.where(expert < E, weight, 0.0), 1)[:, None]
     # A weight is not negative: its bits, then its expert, are one number that orders both.
     key = (weight.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (BLOCK - 1 - expert).to(tl.int64)
-    key = tl.where(inside, key, LOWEST)
-    rank = tl.arange(0, PLACES)
-    gate = tl.load(logits + token * (E + 1) + E)
-    chosen = tl.full((PLACES,), E, tl.int32)
-    share = tl.zeros((PLACES,), tl.float32)
+    key = tl.where(expert < E, key, LOWEST)
+    rank = tl.arange(0, R)[None, :]
+    chosen = tl.full((T, R), E, tl.int32)
+    share = tl.zeros((T, R), tl.float32)
     for place in range(A):
-        best = tl.max(key, 0)
-        number = BLOCK - 1 - (best & 0x7FFFFFFF).to(tl.int32)
-        chosen = tl.where(rank == place, number, chosen)
+        best = tl.max(key, 1)[:, None]
+        chosen = tl.where(rank == place, BLOCK - 1 - (best & 0x7FFFFFFF).to(tl.int32), chosen)
         share = tl.where(rank == place, (best >> 32).to(tl.int32).to(tl.float32, bitcast=True), share)
         key = tl.where(key == best, LOWEST, key)
     if NORMALISE:
-        share = share / tl.sum(share, 0)
-    share = tl.where(rank == A, 1.0 / (1.0 + tl.exp(-gate)), share)
-    tl.store(experts + token * RANKS + rank, chosen, mask=rank < RANKS)
-    tl.store(shares + token * (A + 1) + rank, share, mask=rank <= A)
+        share = share / tl.sum(share, 1)[:, None]
+    gate_T = tl.load(logits_T + E, mask=there_T, other=0.0)
+    share = tl.where(rank == A, (1.0 / (1.0 + tl.exp(-gate_T)))[:, None], share)
+    pair = token_T[:, None] * RANKS + rank
+    valid = there_T[:, None] & (rank < RANKS)
+    tl.store(experts + pair, chosen, mask=valid)
+    at = token_T.to(tl.int64)[:, None] * (A + 1) + rank
+    tl.store(shares + at, share, mask=there_T[:, None] & (rank <= A))
+    if places is not None:
+        own = pair.reshape(T * R)
+        mine = tl.where(valid, chosen, 2147483647).reshape(T * R)
+        same = mine[None, :] == mine[:, None]
+        before = tl.sum((mine[None, :] < mine[:, None]).to(tl.int32), 1)
+        first = tl.sum((same & (own[None, :] < own[:, None])).to(tl.int32), 1)
+        count = tl.sum(same.to(tl.int32), 1)
+        settle(pairs, places, own, mine, before, first, count, mine <= E, True, M)
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
@@ -59,8 +89,7 @@ def group(
     experts, pairs, places, num_pairs,
     SPARSE: tl.constexpr, M: tl.constexpr, OWN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sorts pairs by expert, and says of each place its expert, its first pair among the sorted and their number. Place
-    numbers have gaps: SPARSE, a place for each pair, of which some are empty; else `places` must come as zeros."""
+    """Sorts pairs by expert."""
     own = tl.program_id(0) * OWN + tl.arange(0, OWN)
     there = own < num_pairs
     expert = tl.load(experts + own, mask=there, other=0)
@@ -74,16 +103,7 @@ def group(
         before += tl.sum((of_other[None, :] < expert[:, None]).to(tl.int32), 1)
         rank += tl.sum((same & (other[None, :] < own[:, None])).to(tl.int32), 1)
         count += tl.sum(same.to(tl.int32), 1)
-    tl.store(pairs + before + rank, own, mask=there)
-    begins = rank % M == 0
-    if SPARSE:
-        place = before + rank
-    else:
-        place = before // M + rank // M + expert
-        there = there & begins
-    tl.store(places + 3 * place, expert, mask=there)
-    tl.store(places + 3 * place + 1, before + rank, mask=there)
-    tl.store(places + 3 * place + 2, tl.where(begins, tl.minimum(count - rank, M), 0), mask=there)
+    settle(pairs, places, own, expert, before, rank, count, there, SPARSE, M)
 
 
 @triton.jit
