@@ -11,6 +11,7 @@ from torch import Tensor
 
 from headlong.ops.elementwise import sigmoid, silu
 from headlong.ops.linear.triton import TritonLinear
+from headlong.ops.linear.triton_kernels import halves
 from headlong.ops.moe import triton as op
 from headlong.ops.moe.reference import moe, route
 from headlong.ops.moe.triton import TritonExperts, plan_shape
@@ -305,5 +306,5 @@ def test_plans():
             down = plan_shape(hidden, matrix.kind, ranks, gated=False)
             assert ranks * inner // (gate_up.block_outs // 2) >= 264
             assert ranks * hidden // down.block_outs >= 264
-            assert gate_up.block_ins * bits // 8 >= 128
+            assert gate_up.block_ins * halves(bits) * bits // 8 >= 128
         assert gate_up.block_outs == 64

@@ -18,6 +18,7 @@ from headlong.ops.linear.triton import WORKSPACE, TritonLinear
 from headlong.ops.linear.triton_kernels import DTYPES, PROGRAMS, Kind, Matrix, columns_at_once, halves
 from headlong.ops.moe import triton_kernels as kernels
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
+from headlong.ops.triton_launch import OPTIONS
 from headlong.quant.format import Weight
 
 PAIRS = 16
@@ -41,14 +42,11 @@ class Plan(NamedTuple):
 
 def plan_shape(outs: int, kind: Kind, ranks: int, *, gated: bool) -> Plan:
     """Tiles as large as may be while one token's experts keep all multiprocessors busy."""
-    columns = columns_at_once(kind.bits)
-    if kind.bits == 8 and kind.group % (2 * columns) == 0:
-        columns *= 2
     block = 64
     tiled = outs // 2 if gated else outs
     while block > 32 and ranks * triton.cdiv(tiled, block // 2 if gated else block) < PROGRAMS:
         block //= 2
-    return Plan(block, columns, num_warps=4, num_stages=4)
+    return Plan(block, columns_at_once(kind.bits), num_warps=4, num_stages=4)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,21 +91,15 @@ class Stack:
         """For each pair, in `dtype`; `sharing` pairs have one row of `x`."""
         kind, plan, codes, scales = self.kind, self.plan, self.codes_EOC, self.scales_EGO
         out = x.new_empty((len(pairs_P), self.out_size), dtype=dtype)
-        ahead = (
-            scales is not None
-            and self.offsets_EGO is None
-            and kind.bits == 8
-            and kind.group >= plan.block_ins
-        )
         step = plan.block_ins * halves(kind.bits)
         kernels.multiply[triton.cdiv(self.out_size, plan.block_outs // self.parts), len(places)](
             x, codes, scales, self.offsets_EGO, self.row_scales_EO, places, pairs_P, out,
             codes.shape[1], self.ins, codes.stride(1), 0 if scales is None else scales.shape[1],
             0 if scales is None else scales.shape[2], triton.cdiv(self.ins, step),
             DTYPE=DTYPES[self.dtype], CODE=kind.code, ZERO=kind.zero, HALVES=halves(kind.bits),
-            GROUP=kind.group, ROWS=kind.rows, EVEN=self.ins % step == 0, AHEAD=ahead,
+            GROUP=kind.group, ROWS=kind.rows, EVEN=self.ins % step == 0,
             SHARING=sharing, PARTS=self.parts, B=plan.block_outs, C=plan.block_ins, M=PAIRS,
-            num_warps=plan.num_warps, num_stages=plan.num_stages,
+            num_warps=plan.num_warps, num_stages=plan.num_stages, **OPTIONS,
         )  # fmt: skip
         return out
 
@@ -158,7 +150,7 @@ class TritonExperts:
             shares_NR, y_PO = self._routed(x_ND[part], logits_NR[part].contiguous())
             kernels.combine[triton.cdiv(self.down.out_size, WIDTH), len(shares_NR)](
                 y_PO, shares_NR, None if shared_ND is None else shared_ND[part], to_ND[part], out_ND[part],
-                self.down.out_size, A=self.num_active, RANKS=self.ranks, WIDTH=WIDTH,
+                self.down.out_size, A=self.num_active, RANKS=self.ranks, WIDTH=WIDTH, **OPTIONS,
             )  # fmt: skip
         return out_ND
 
@@ -180,7 +172,7 @@ class TritonExperts:
             logits_NR, experts_P, shares_NR, pairs_P, places, tokens,
             E=self.num_experts, A=active, RANKS=self.ranks, NORMALISE=self.normalise,
             M=PAIRS, T=ROUTED_TOKENS, R=triton.next_power_of_2(active + 1),
-            BLOCK=triton.next_power_of_2(self.num_experts), num_warps=4,
+            BLOCK=triton.next_power_of_2(self.num_experts), num_warps=4, **OPTIONS,
         )  # fmt: skip
         if places is None or pairs_P is None:
             places, pairs_P = self.group(experts_P)
@@ -192,7 +184,7 @@ class TritonExperts:
         places, pairs_P = self._room(experts_P)
         kernels.group[(triton.cdiv(count, OWN_PAIRS),)](
             experts_P, pairs_P, places, count,
-            SPARSE=self._is_sparse(count), M=PAIRS, OWN=OWN_PAIRS, BLOCK=128 if count <= 128 else 1024,
+            SPARSE=self._is_sparse(count), M=PAIRS, OWN=OWN_PAIRS, BLOCK=128 if count <= 128 else 1024, **OPTIONS,
         )  # fmt: skip
         return places, pairs_P
 

@@ -10,12 +10,13 @@ N tokens, P pairs, E experts, A experts a token, D inputs, O outputs; a tile has
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
-# pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
+# pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl
 
-from headlong.ops.linear.triton_kernels import add_step, decode, dot
+from headlong.ops.linear.triton_kernels import add_step
+from headlong.ops.triton_launch import follow
 
 LOWEST = tl.constexpr(-(2**63))
 
@@ -46,6 +47,7 @@ def route(
     """The A likeliest experts of T tokens, of equal ones the first, and their shares of the sum. Logit E is the shared
     expert's gate: its share comes last, and, where RANKS is A + 1, it is a routed expert with the number E. Where these
     are all tokens and there are `places`, they are grouped as well."""
+    follow()
     token_T = tl.program_id(0) * T + tl.arange(0, T)
     there_T = token_T < num_tokens
     logits_T = logits + token_T.to(tl.int64) * (E + 1)
@@ -90,6 +92,7 @@ def group(
     SPARSE: tl.constexpr, M: tl.constexpr, OWN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sorts pairs by expert."""
+    follow()
     own = tl.program_id(0) * OWN + tl.arange(0, OWN)
     there = own < num_pairs
     expert = tl.load(experts + own, mask=there, other=0)
@@ -111,12 +114,12 @@ def multiply(
     x, codes, scales, offsets, row_scales, places, pairs, out,
     num_outs, num_ins, row_stride, num_groups, num_scaled, num_steps,
     DTYPE: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr, HALVES: tl.constexpr,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr,
     SHARING: tl.constexpr, PARTS: tl.constexpr, B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """A tile of an expert's outputs for the pairs of a place. SHARING pairs, one after the other, have one input.
-    Two PARTS are gates, then as many ups, and what is stored is silu(gate) · up. AHEAD: scales, of which a step has one
-    for each row, are loaded a step before."""
+    Two PARTS are gates, then as many ups, and what is stored is silu(gate) · up."""
+    follow()
     place = places + 3 * tl.program_id(1)
     count = tl.load(place + 2)
     if count == 0:
@@ -138,31 +141,15 @@ def multiply(
     if offsets is not None:
         offsets += expert * num_groups * num_outs
     acc_BM = tl.zeros((B, M), tl.float32)
-    if AHEAD:
-        scale_B = tl.load(scales + outs_B // ROWS).to(tl.float32)
     for step in range(num_steps):
         if EVEN or HALVES == 2:
             codes_BC = tl.load(codes_at + step * C)
         else:
             codes_BC = tl.load(codes_at + step * C, mask=(step * C + columns_C < num_ins)[None, :], other=0.0)
-        for half in tl.static_range(HALVES):
-            first_column = (step * HALVES + half) * C
-            if EVEN:
-                x_CM = tl.load(x_CM_at + first_column, mask=there_M[None, :], other=0.0)
-            else:
-                inside = there_M[None, :] & (first_column + columns_C < num_ins)[:, None]
-                x_CM = tl.load(x_CM_at + first_column, mask=inside, other=0.0)
-            w_BC = decode(codes_BC, half, CODE, ZERO)
-            if AHEAD:  # or every step would wait for its own scales
-                following = (tl.minimum(step + 1, num_steps - 1) * C // GROUP).to(tl.int64)
-                next_B = tl.load(scales + following * num_scaled + outs_B // ROWS).to(tl.float32)
-                acc_BM += scale_B[:, None] * dot(w_BC, x_CM.to(DTYPE), tl.zeros_like(acc_BM))
-                scale_B = next_B
-            else:
-                acc_BM = add_step(
-                    acc_BM, x_CM.to(DTYPE), w_BC, scales, offsets, outs_B, first_column, num_outs, num_scaled,
-                    B, C, GROUP, ROWS,
-                )  # fmt: skip
+        acc_BM = add_step(
+            acc_BM, x_CM_at, codes_BC, scales, offsets, outs_B, there_M, step, num_outs, num_ins, num_scaled,
+            DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, B, C, M,
+        )  # fmt: skip
     if row_scales is not None:
         acc_BM *= tl.load(row_scales + expert * num_outs + outs_B)[:, None]
     if PARTS == 2:
@@ -179,6 +166,7 @@ def combine(
     A: tl.constexpr, RANKS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """A token's experts by rank, each times its share, the shared one last; then what it is added to."""
+    follow()
     token = tl.program_id(1).to(tl.int64)
     outs = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     inside = outs < size
