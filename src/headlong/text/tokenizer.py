@@ -188,14 +188,18 @@ def _add_declared_tokens(backend: Backend, declared: Mapping[str, Any]) -> None:
 
 
 def _with_markup_as_text(backend: Backend) -> Backend:
-    added = backend.get_added_tokens_decoder().values()
-    if not any(token.special and token.content in MARKUP for token in added):
+    """The library keeps a token's first kind for ever, so the tokens are added to a new tokenizer of the same parts."""
+    added = sorted(backend.get_added_tokens_decoder().items())
+    if not any(token.special and token.content in MARKUP for _, token in added):
         return backend
-    # The library keeps a token's first kind for ever, so the kind is changed in the file's own form.
-    state = json.loads(backend.to_str())
-    for token in state["added_tokens"]:
-        token["special"] = token["special"] and token["content"] not in MARKUP
-    return Backend.from_str(json.dumps(state))
+    other = Backend(backend.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if (own := getattr(backend, part)) is not None:
+            setattr(other, part, own)
+    for _, token in added:
+        token.special = token.special and token.content not in MARKUP
+    other.add_tokens([token for _, token in added])
+    return other
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
