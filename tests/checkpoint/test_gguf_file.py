@@ -142,6 +142,12 @@ def test_file_without_tensors(tmp_path):
     assert (file.metadata, file.tensors) == ({"k": 1}, {})
 
 
+@pytest.mark.parametrize("strings", [["a", "\0", "", "b\0c\0", "é"], ["", ""], ["\0"], []], ids=repr)
+def test_strings_of_any_kind(tmp_path, strings):
+    value = array(STRING, len(strings), b"".join(map(string, strings)))
+    assert read_gguf(write(tmp_path / "a.gguf", blob((key("k", ARRAY, value),)))).metadata == {"k": strings}
+
+
 def test_large_vocabulary_is_read_quickly(tmp_path):
     """250,000 tokens and as many merges; about 0.3 s, so a much slower machine still passes."""
     tokens = [f"tok{i}é" for i in range(250_000)]

@@ -1,5 +1,6 @@
 """What model code sees: dry run, verification that lists everything, loading, and its memory."""
 
+import os
 import subprocess
 import sys
 
@@ -12,7 +13,9 @@ from headlong.checkpoint.detect import Detector
 from headlong.checkpoint.load import Expectations, Need, WeightLoader
 from headlong.checkpoint.names import NameMap
 from headlong.checkpoint.source import EMBEDDED
+from headlong.checkpoint.tensor_info import map_tensor
 from headlong.checkpoint.verify import Verifier
+from headlong.convert.to_gguf import to_gguf
 from headlong.errors import CheckpointError, HeadError
 from headlong.quant.format import PackedWeight
 
@@ -142,6 +145,26 @@ def test_packed_experts_in_one_tensor(tmp_path):
         assert torch.equal(one.dequantize(0, 6), weight[i].float() * scale[i])
     with pytest.raises(CheckpointError, match=r"expected 4 experts, found \[3, 6, 4\]"):
         verify({DOWN: (4, 6, 4)}, names, checkpoint)
+
+
+def test_mapped_blocks_are_the_ones_that_are_read(tmp_path):
+    path = tmp_path / "tale.gguf"
+    to_gguf(Checkpoint.open(EMBEDDED), path, type="q8_0")
+    checkpoint = Checkpoint.open(path)
+    names = NameMap(checkpoint)
+    name = "layers.0.mlp.down_proj.weight"
+    shape = names.sources[name].shape
+    read = loader(checkpoint, names).matrix(name, *shape)
+    mapped = loader(checkpoint, names, mapped=True).matrix(name, *shape)
+    assert isinstance(read, PackedWeight) and isinstance(mapped, PackedWeight)
+    assert torch.equal(mapped.tensors[0], read.tensors[0])
+    last = max(names.sources.values(), key=lambda info: info.start)
+    os.truncate(path, last.start)
+    with pytest.raises(CheckpointError, match="the file ends inside it"):
+        map_tensor(last)
+    path.unlink()
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        map_tensor(last)
 
 
 def test_verify_lists_everything_at_once(tmp_path):

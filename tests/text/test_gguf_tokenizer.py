@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 from headlong.errors import CheckpointError
 from headlong.text.gguf_splitting import SPLITTINGS, pre_tokenizer, recognise
 from headlong.text.gguf_tokenizer import gguf_tokenizer_fields, tokenizer_from_gguf, write_tokenizer
-from headlong.text.tokenizer import Tokenizer
+from headlong.text.tokenizer import MARKUP, Tokenizer
 
 TALE_JSON = json.loads((MODEL / "tokenizer.json").read_text())
 TALE_CONFIG = json.loads((MODEL / "tokenizer_config.json").read_text())
@@ -351,6 +351,31 @@ def test_sentencepiece_without_the_space_before():
         ids = tokenizer.encode(text)
         assert [tokenizer._backend.id_to_token(id) for id in ids] == spm_encode(text, prefix=False)
         assert tokenizer.decode(ids) == text
+
+
+def extra_tokens() -> dict[str, Any]:
+    """Added ones of all kinds, markup and the empty token among them."""
+    fields = tale_fields()
+    tokens = [*fields["tokenizer.ggml.tokens"], "<extra>", "", "<think>x", " two words"]
+    types = [*fields["tokenizer.ggml.token_type"], USER, NORMAL, CONTROL, UNKNOWN]
+    return fields | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+
+
+@pytest.mark.parametrize("make", [tale_fields, spm_fields, extra_tokens])
+def test_it_is_the_tokenizer_that_the_library_reads_from_a_file(make, tmp_path):
+    write_tokenizer(make(), tmp_path)
+    read = Tokenizer.from_folder(tmp_path)
+    assert read is not None and built(make())._backend.to_str() == read._backend.to_str()
+
+
+def test_markup_as_text_changes_nothing_else():
+    backend = Backend.from_str(json.dumps(TALE_JSON))
+    state = json.loads(backend.to_str())
+    changed = [token for token in state["added_tokens"] if token["content"] in MARKUP]
+    assert changed and all(token["special"] for token in changed)
+    for token in changed:
+        token["special"] = False
+    assert json.loads(Tokenizer(backend)._backend.to_str()) == state
 
 
 def test_sentencepiece_where_the_file_is_silent():

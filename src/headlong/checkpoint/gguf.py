@@ -8,6 +8,7 @@ fault. It reads the header and no data. Knows nothing of what keys and tensors m
 import os
 import re
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -31,7 +32,7 @@ MAX_NAME_BYTES = 65_535
 
 _MAGIC = b"GGUF"
 _LFS_POINTER = b"version https://git-lfs"
-_FIRST_READ = 2**23
+_FIRST_READ = 2**21
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _SCALARS = {
     0: np.dtype("<u1"),
@@ -273,6 +274,11 @@ class _Header:
         return self._decoded(pieces)
 
     def _decoded(self, pieces: list[bytes]) -> list[str]:
+        """All of them in one go, unless one holds what is put between them or is to be blamed."""
+        with suppress(UnicodeDecodeError):
+            strings = b"\0".join(pieces).decode().split("\0")
+            if len(strings) == len(pieces):
+                return strings
         try:
             return [piece.decode() for piece in pieces]
         except UnicodeDecodeError as error:

@@ -14,10 +14,18 @@ from torch import Tensor
 
 from headlong.checkpoint.detect import Detector
 from headlong.checkpoint.names import NameMap
-from headlong.checkpoint.tensor_info import STAGING_BYTES, TensorInfo, read_into, read_tensor, room_for
+from headlong.checkpoint.tensor_info import (
+    STAGING_BYTES,
+    TensorInfo,
+    map_tensor,
+    read_into,
+    read_tensor,
+    room_for,
+)
 from headlong.errors import CheckpointError
 from headlong.quant import rtn
 from headlong.quant.format import Format, PackedWeight, Shape, Weight
+from headlong.quant.gguf import BLOCK_SIZES
 
 Kind = Literal["vector", "matrix", "experts"]
 Repack = Literal["none", "fp8", "int8", "int4"]
@@ -94,8 +102,9 @@ class WeightLoader:
     """Reads each tensor when it is asked for.
 
     `keep_stored` keeps floats that are narrower than `dtype` as they are on disk, to be widened when they are
-    multiplied. `repack` packs every matrix into that format, "none" unpacks them. `wanted` names what will be asked
-    for, so that what is reported ends at `nbytes`; by default everything.
+    multiplied. `repack` packs every matrix into that format, "none" unpacks them. `mapped` leaves packed tensors in
+    their file, for who lays them out anew anyway. `wanted` names what will be asked for, so that what is reported ends
+    at `nbytes`; by default everything.
     """
 
     def __init__(
@@ -107,6 +116,7 @@ class WeightLoader:
         wanted: Iterable[str] | None = None,
         keep_stored: bool = False,
         repack: Repack | None = None,
+        mapped: bool = False,
     ) -> None:
         self.dtype = dtype
         self.device = torch.device(device)
@@ -114,6 +124,7 @@ class WeightLoader:
         self._detector = detector
         self._keep_stored = keep_stored
         self._repack: Repack | None = repack
+        self._mapped = mapped
         self.report: Callable[[int], None] = _unheard
         """Called with the bytes read so far, of `nbytes`."""
         # One buffer for all conversions: a fresh one per tensor, freed between results that stay, leaves
@@ -208,7 +219,8 @@ class WeightLoader:
         return result
 
     def _read_part(self, info: TensorInfo) -> Tensor:
-        tensor = read_tensor(info, self.device)
+        in_blocks = info.dtype in BLOCK_SIZES
+        tensor = map_tensor(info) if self._mapped and in_blocks else read_tensor(info, self.device)
         self._advance(info.nbytes)
         return tensor
 

@@ -2,6 +2,7 @@
 
 import math
 import mmap
+import sys
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -34,6 +35,8 @@ FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 STAGING_BYTES = 16 * 2**20
 OWN_PAGES = 2**16
 """Bytes from which on a tensor has pages of its own."""
+PRIVATE = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+"""Pages that no child process shares, which the system hands out faster."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,8 @@ def room_for(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | 
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < OWN_PAGES or torch.device(device).type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
-    return torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8).view(dtype).view(shape)
+    pages = mmap.mmap(-1, nbytes, **PRIVATE)
+    return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -90,6 +94,22 @@ def read_tensor(info: TensorInfo, device: torch.device | str = "cpu") -> torch.T
     result = room_for(info.stored_shape, info.stored_dtype, device)
     read_into(info, result)
     return result
+
+
+def map_tensor(info: TensorInfo) -> torch.Tensor:
+    """The tensor where it lies in its file: nothing is copied, and the pages go with it. For what is soon laid out
+    anew: whoever writes to the file while this is held changes it."""
+    first = info.start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+    before = info.start - first
+    try:
+        with info.file.open("rb") as file:
+            pages = mmap.mmap(file.fileno(), before + info.nbytes, access=mmap.ACCESS_COPY, offset=first)
+    except ValueError:
+        raise CheckpointError(f"{info.file}: tensor {info.name!r}: the file ends inside it") from None
+    except OSError as error:
+        raise _unreadable(info, error) from error
+    stored = torch.frombuffer(pages, dtype=torch.uint8, count=info.nbytes, offset=before)
+    return stored.view(info.stored_dtype).view(info.stored_shape)
 
 
 def read_into(info: TensorInfo, out: torch.Tensor, staging: torch.Tensor | None = None) -> None:
@@ -116,8 +136,12 @@ def read_into(info: TensorInfo, out: torch.Tensor, staging: torch.Tensor | None 
                 _fill(info, file, piece)
                 target.copy_(piece.ne(0) if dtype is torch.bool else piece.view(dtype))
     except OSError as error:
-        reason = error.strerror or error
-        raise CheckpointError(f"{info.file}: tensor {info.name!r}: cannot be read ({reason})") from error
+        raise _unreadable(info, error) from error
+
+
+def _unreadable(info: TensorInfo, error: OSError) -> CheckpointError:
+    reason = error.strerror or error
+    return CheckpointError(f"{info.file}: tensor {info.name!r}: cannot be read ({reason})")
 
 
 def _fill(info: TensorInfo, file: FileIO, piece: torch.Tensor) -> None:

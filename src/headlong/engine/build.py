@@ -228,4 +228,5 @@ def _loader(blueprint: Blueprint, dtype: torch.dtype, ops: Ops, *, head: bool) -
         wanted=[name for name in blueprint.expected if name.startswith(HEAD) == head],
         keep_stored=(blueprint.is_packed or ops.native) and not (head and options.draft_dtype != "auto"),
         repack=blueprint.repacked_head if head else None,
+        mapped=ops.native,
     )

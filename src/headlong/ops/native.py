@@ -23,6 +23,7 @@ _SIGNATURES = {
     "headlong_silu_mul": (_POINTER, _POINTER, _LONG, _LONG, _INT),
     "headlong_matmul": (_POINTER, _POINTER, _LONG, _POINTER, _LONG, _INT),
     "headlong_lay_out": (_POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER, _INT),
+    "headlong_lay_out_blocks": (_POINTER, _POINTER, _LONG, _POINTER, _INT),
     "headlong_embed": (_POINTER, _POINTER, _LONG, _POINTER, _INT),
     "headlong_best": (_POINTER, _LONG, _LONG, _POINTER, _INT),
     "headlong_draw": (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _INT),

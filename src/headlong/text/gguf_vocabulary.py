@@ -138,12 +138,13 @@ def _special_ids(metadata: Mapping[str, Any], size: int, defaults: Mapping[str, 
 
 def _added_tokens(tokens: list[str], types: list[int], ends: set[int | None]) -> list[dict[str, Any]]:
     """Tokens that are found in the text as they are written; `ends` are special whatever their type."""
-    special = (TokenType.CONTROL, TokenType.UNKNOWN)
+    special = {int(TokenType.CONTROL), int(TokenType.UNKNOWN)}
+    found = special | {int(TokenType.USER_DEFINED)}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return [
-        {"id": id, "content": token, **flags, "special": kind in special or id in ends}
-        for id, (token, kind) in enumerate(zip(tokens, types, strict=True))
-        if token and (kind in special or kind == TokenType.USER_DEFINED or id in ends)
+        {"id": id, "content": tokens[id], **flags, "special": kind in special or id in ends}
+        for id, kind in enumerate(types)
+        if (kind in found or id in ends) and tokens[id]
     ]
 
 
@@ -176,18 +177,9 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[dict[st
         raise CheckpointError(
             f"metadata key '{NORMALIZER_KEY}': {normalizer!r} is not known; none and NFC are"
         )
-    merges: list[tuple[str, str]] = []
-    for merge in _array(metadata, "merges", (str,)):
-        # A token may begin with the space, never end before it.
-        cut = merge.find(" ", 1)
-        if cut < 0:
-            raise _fault(
-                "merges", f"{merge!r} is not two tokens with a space between; convert the model again"
-            )
-        merges.append((merge[:cut], merge[cut + 1 :]))
     model = {"type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": False, "byte_fallback": False}
     model |= {"continuing_subword_prefix": None, "end_of_word_suffix": None}
-    model |= {"ignore_merges": splitting.ignore_merges, "vocab": _ids(tokens), "merges": merges}
+    model |= {"ignore_merges": splitting.ignore_merges, "vocab": _ids(tokens), "merges": _merges(metadata)}
     body = {
         "normalizer": None if normalizer == "none" else {"type": normalizer},
         "pre_tokenizer": pre_tokenizer(splitting),
@@ -200,6 +192,23 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[dict[st
         "model": model,
     }
     return body, splitting.add_bos
+
+
+def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    stored = _array(metadata, "merges", (str,))
+    merges: list[Any] = [tuple(merge.split(" ")) for merge in stored]
+    for number, parts in enumerate(merges):
+        if len(parts) == 2 and parts[0]:
+            continue
+        # A token may begin with the space, never end before it.
+        merge = stored[number]
+        cut = merge.find(" ", 1)
+        if cut < 0:
+            raise _fault(
+                "merges", f"{merge!r} is not two tokens with a space between; convert the model again"
+            )
+        merges[number] = merge[:cut], merge[cut + 1 :]
+    return merges
 
 
 def _sentencepiece(
@@ -229,7 +238,9 @@ def _sentencepiece(
 
 
 def _ids(tokens: list[str]) -> dict[str, int]:
-    return {token: id for id, token in enumerate(tokens) if token}
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
+    ids.pop("", None)
+    return ids
 
 
 def _merges_of_scores(tokens: list[str], types: list[int], scores: list[float]) -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from headlong.ops import native
 from headlong.quant.format import Weight
+from headlong.quant.gguf import GgufWeight
 from headlong.quant.plain import PlainWeight
 
 WIDTH = 64
@@ -37,6 +38,8 @@ _STORED_AS = {
 _NUM_FACTORS = {I8: 1, I8_OFFSET: 2, U4: 1, U4_OFFSET: 2}
 """Scales, and offsets where there are any."""
 ELEMENTS_AT_A_TIME = 2**20
+LAID_OUT_WHOLE = ("Q8_0", "Q4_0", "Q4_1")
+"""Block types that the kernel lays out as they are in the file."""
 POINTERS = ("codes", "scales", "offsets", "scale_wholes", "offset_wholes")
 
 
@@ -104,9 +107,12 @@ class Source:
         return self.weight.out_features, self.weight.in_features
 
     def rows(self, first: int, last: int) -> list[Tensor]:
-        """What is to be laid out of these rows: floats; or codes, scales and, where the kind has them, offsets."""
+        """What is to be laid out of these rows: floats; codes, scales and, where the kind has them, offsets; or
+        whole blocks."""
         if isinstance(self.weight, Tensor):
             return [self.weight[first:last]]
+        if isinstance(self.weight, GgufWeight) and self.weight.format.type_name in LAID_OUT_WHOLE:
+            return [self.weight.data[first:last]]
         codes, scales, offsets, *wholes = self.weight.grouped(first, last)
         grouping = self.weight.grouping()
         assert grouping is not None
@@ -158,7 +164,13 @@ class Panels:
 
     def put(self, parts: list[Tensor], outs: Tensor) -> None:
         """Rows of a source become the outputs `outs`, counted from the first of these."""
-        lay_out, threads = native.kernel("headlong_lay_out"), native.num_threads()
+        threads = native.num_threads()
+        if len(parts) < len(self.tensors):
+            (blocks,) = (part.contiguous() for part in parts)
+            lay_out = native.kernel("headlong_lay_out_blocks")
+            lay_out(blocks.data_ptr(), outs.data_ptr(), len(blocks), ctypes.addressof(self.struct), threads)
+            return
+        lay_out = native.kernel("headlong_lay_out")
         for number, (part, tensor) in enumerate(zip(parts, self.tensors, strict=True)):
             part = part.contiguous()
             together = 2 if self._in_pairs and number == 0 else 1
