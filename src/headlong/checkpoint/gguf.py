@@ -261,11 +261,12 @@ class _Header:
         """The hot loop of the reader: a vocabulary and its merges are half a million strings."""
         data, at = self.data, self.at
         pieces: list[bytes] = []
+        length_at, add = _LENGTH.unpack_from, pieces.append
         try:
             for _ in range(count):
                 start = at + 8
-                at = start + _LENGTH.unpack_from(data, at)[0]
-                pieces.append(data[start:at])  # less of it where the data ends before
+                at = start + length_at(data, at)[0]
+                add(data[start:at])  # less of it where the data ends before
         except (struct.error, OverflowError):
             self._beyond(at + 8)
         if at > len(data):

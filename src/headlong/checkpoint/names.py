@@ -43,6 +43,7 @@ SKIPS = (
     (re.compile(r".*\.self_attn\.([kv]_proj\.)?[qkv]_(scale|zero_point)$"), _KV_SCALE),
     (re.compile(r".*\.self_attn\.[kv]_proj\.output_scale$"), _KV_SCALE),
 )
+_WEIGHT_PARTS = {part: part for part in PART_NAMES}
 _FUSED_PARTS = (
     {"": "weight"}
     | {f"_{part}": part for part in PART_NAMES}
@@ -101,8 +102,7 @@ class NameMap:
     def parts(self, name: str) -> dict[str, TensorInfo]:
         """The tensors that make up the matrix `name`, by what they are to it; empty where there are none."""
         if name.endswith(".weight"):
-            endings = {part: part for part in PART_NAMES}
-            stem = name.removesuffix("weight")
+            endings, stem = _WEIGHT_PARTS, name.removesuffix("weight")
         else:
             endings, stem = _FUSED_PARTS, name
         found = {part: info for ending, part in endings.items() if (info := self.sources.get(stem + ending))}

@@ -7,6 +7,7 @@ and the block types of GGUF files. Several weights over one input, whose outputs
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -111,7 +112,7 @@ class Source:
         whole blocks."""
         if isinstance(self.weight, Tensor):
             return [self.weight[first:last]]
-        if isinstance(self.weight, GgufWeight) and self.weight.format.type_name in LAID_OUT_WHOLE:
+        if isinstance(self.weight, GgufWeight) and self.weight.format.label in LAID_OUT_WHOLE:
             return [self.weight.data[first:last]]
         codes, scales, offsets, *wholes = self.weight.grouped(first, last)
         grouping = self.weight.grouping()
@@ -252,18 +253,14 @@ def _multiplied(x_ND: Tensor, parts: Sequence[Panels | Part], out_features: int)
 
 def _panels(sources: Sequence[Source], order: Tensor | None, bias: Tensor | None) -> list[Panels]:
     """As many outputs together as follow one another and are of one kind."""
-    kinds = sorted({source.kind for source in sources})
-    kind_O = torch.cat([torch.full((source.shape[0],), kinds.index(source.kind)) for source in sources])
-    place_O = torch.arange(len(kind_O))
+    panels, first = [], 0
+    for kind, count in _runs(sources, order):
+        own = None if bias is None else bias[first : first + count].contiguous()
+        panels.append(Panels(kind, sources[0].shape[1], count, first, own))
+        first += count
+    place_O = torch.arange(first)
     if order is not None:
         place_O = torch.empty_like(order).scatter_(0, order, place_O)
-        kind_O = kind_O[order]
-    panels, first = [], 0
-    numbers, counts = torch.unique_consecutive(kind_O, return_counts=True)
-    for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-        own = None if bias is None else bias[first : first + count].contiguous()
-        panels.append(Panels(kinds[number], sources[0].shape[1], count, first, own))
-        first += count
     before, at_a_time = 0, max(1, ELEMENTS_AT_A_TIME // sources[0].shape[1])
     for source in sources:
         for begin in range(0, source.shape[0], at_a_time):
@@ -273,8 +270,22 @@ def _panels(sources: Sequence[Source], order: Tensor | None, bias: Tensor | None
     return panels
 
 
+def _runs(sources: Sequence[Source], order: Tensor | None) -> list[tuple[Kind, int]]:
+    """How many outputs of one kind follow one another."""
+    if order is None:
+        runs = groupby(sources, key=lambda source: source.kind)
+        return [(kind, sum(source.shape[0] for source in own)) for kind, own in runs]
+    kinds = sorted({source.kind for source in sources})
+    kind_O = torch.cat([torch.full((source.shape[0],), kinds.index(source.kind)) for source in sources])
+    numbers, counts = torch.unique_consecutive(kind_O[order], return_counts=True)
+    return [(kinds[number], count) for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)]
+
+
 def _put(parts: list[Tensor], place_R: Tensor, panels: list[Panels]) -> None:
     """Rows into those panels that their places lie in; where there are several, some of them into each."""
+    if len(panels) == 1:
+        panels[0].put(parts, place_R)
+        return
     for own in panels:
         outs = place_R - own.column
         inside = (outs >= 0) & (outs < own.struct.outs)
