@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 ON_REFERENCE_OPS = tests/state $(addprefix tests/models/test_, \
 	against_transformers.py mtp_head.py llama.py tiled_heads.py loading.py)
 
-.PHONY: run chat serve browser test test-all sanitize soak lint format bench install help clean
+.PHONY: run chat serve browser test test-all sanitize cross soak lint format bench install help clean
 
 run: $(STAMP)            ## install, then generate from the embedded model, MTP against plain
 	$(BIN)/headlong run --compare "Write a short story about a shy dragon who learns to share."
@@ -36,6 +36,10 @@ test-all: $(STAMP)       ## the slow tier too (GPU tests skip without a GPU)
 # Needs GCC; apart from the tests, since the kernels are built for it anew.
 sanitize: $(STAMP)       ## the native tests with address and undefined-behaviour sanitizers: minutes
 	$(BIN)/python tests/sanitize.py
+
+# Needs GCC for both machines and QEMU's user mode; where they are missing it says so and ends.
+cross: $(STAMP)          ## the native kernels for 64-bit ARM, under QEMU, against those of this machine: minutes
+	$(BIN)/python tests/cross.py
 
 # Thousands of random schedules, then many requests with faults among them; SOAK="--minutes 5" shortens the second.
 soak: $(STAMP)           ## none lost, none wrong, memory flat: half an hour or more

@@ -9,10 +9,10 @@ import os
 import subprocess
 import sys
 import tempfile
-import tomllib
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from support.native_build import ROOT, native_extension
+
 TESTS = [f"tests/ops/test_{name}.py" for name in ("native", "native_linear", "vocabulary", "program", "draw")]
 SANITIZERS = [
     "-fsanitize=address,undefined",
@@ -34,8 +34,7 @@ WITHOUT = {
 
 
 def build(library: Path) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    (native,) = project["tool"]["setuptools"]["ext-modules"]
+    native = native_extension()
     options = [option for option in native["extra-compile-args"] if not option.startswith("-O")]
     command = [
         "gcc",
