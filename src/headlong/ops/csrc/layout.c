@@ -40,6 +40,11 @@ void headlong_lay_out(const uint8_t *from, const int64_t *outs, int64_t rows, in
 
 enum { GROUP = 32, LANES = 16 }; /* codes of a block, and rows that become as many lanes at a time */
 typedef uint8_t Bytes __attribute__((vector_size(LANES)));
+#if defined(__clang__)
+#define CHOOSE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else /* of all versions of GCC */
+#define CHOOSE(a, b, ...) __builtin_shuffle(a, b, (Bytes){__VA_ARGS__})
+#endif
 
 typedef struct {
     const uint8_t *from;
@@ -53,9 +58,8 @@ static inline void transpose(Bytes *v) {
         Bytes laced[LANES];
         for (int i = 0; i < LANES / 2; i++) {
             const Bytes a = v[i], b = v[i + LANES / 2];
-            laced[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-            laced[2 * i + 1] =
-                __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+            laced[2 * i] = CHOOSE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            laced[2 * i + 1] = CHOOSE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
         }
         memcpy(v, laced, sizeof laced);
     }
