@@ -1,6 +1,7 @@
 """What a user may choose about an engine, checked once; architecture sizes never come from here."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -31,9 +32,10 @@ class EngineConfig:
     say which zero points a GPTQ head has, which its tensors cannot."""
     draft_dtype: str = "auto"
     """What the head's unpacked matrices are kept in; by default as they are stored, where that is fast."""
-    draft_vocab: int | None = None
-    """Draft among the first so many tokens of the vocabulary alone, which byte-pair vocabularies have in the order of
-    their frequency: an lm_head that is a good part of a draft's time gets shorter. The target decides as ever."""
+    draft_vocab: int | str | Path | None = None
+    """Draft among so many tokens alone: an lm_head that is a good part of a draft's time gets shorter. The target
+    decides as ever. They are the most frequent ones where `headlong tune` counted them, else the first, which byte-pair
+    vocabularies have in the order of their merges; a file names them one by one."""
     device: str = "auto"
     dtype: str = "auto"
     max_rows: int = 16
@@ -80,8 +82,12 @@ class EngineConfig:
         _check_fraction("gpu_memory_fraction", self.gpu_memory_fraction)
         if self.draft_tokens != "auto":
             _check("draft_tokens", self.draft_tokens, 0, self.max_draft_tokens)
+        if isinstance(self.draft_vocab, str | Path):
+            if not str(self.draft_vocab).strip():
+                raise ConfigError("draft_vocab is empty; give a number of tokens or a file that lists them")
+        elif self.draft_vocab is not None:
+            _check("draft_vocab", self.draft_vocab, 1, 1 << 30)
         for name, low, high in (
-            ("draft_vocab", 1, 1 << 30),
             ("max_context", 1, 1 << 30),
             ("cache_tokens", 1, 1 << 30),
             ("prefix_device_bytes", 0, 1 << 50),

@@ -278,14 +278,20 @@ def test_plans_depend_on_the_shape_alone():
     assert all(abs(second - 2 * first) <= 1 for first, second in pairwise(sizes))
 
 
-@pytest.mark.parametrize("count", [1, 64, 100])
-def test_leading_outputs(count):
+@pytest.mark.parametrize("outs", [[0], [64], [0, 3, 31, 33, 63, 64], list(range(0, 65, 2))])
+@pytest.mark.parametrize("kind", KINDS)
+def test_picked_outputs(kind, outs):
     """Close to the whole's own: the work is cut otherwise."""
-    weight, x = torch.randn(130, 96, device=DEVICE), torch.randn(3, 96, device=DEVICE)
-    whole = TritonLinear([weight], bias=torch.randn(130, device=DEVICE))
-    part = whole.leading(count)
-    assert part is not None and part(x).shape == (3, count)
-    torch.testing.assert_close(part(x), whole(x)[:, :count], rtol=1e-5, atol=1e-5)
+    whole, at = linear(kind, SHAPES[1]), torch.tensor(outs)
+    part, x = whole.picked(at), tokens(3, SHAPES[1][1])
+    assert part is not None and part(x).shape == (3, len(outs)) and part.out_features == len(outs)
+    expected = whole(x)[:, at.to(DEVICE)]
+    torch.testing.assert_close(part(x), expected, rtol=1e-5, atol=1e-5 * whole(x).abs().max().item())
+
+
+def test_of_several_matrices_none_are_picked():
+    mixed = TritonLinear([weight_of("float32", SHAPES[1]), weight_of("int8_channel", SHAPES[1])])
+    assert mixed.picked(torch.tensor([0])) is None
 
 
 def test_what_is_said_of_a_gpu():

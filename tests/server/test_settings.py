@@ -74,6 +74,7 @@ SAMPLES = {
     "number": ("0.75", 0.75),
     "switch": ("true", True),
     "depth": ("auto", "auto"),
+    "tokens": ("4096", 4096),
     "keys": (HASH, (HASH,)),
     "sampling": ('{"temperature": 0.5}', {"temperature": 0.5}),
 }
@@ -85,7 +86,6 @@ SPECIAL = {
     "served_names": ("one, two", ("one", "two")),
     "dtype": ("float32", "float32"),
     "draft_dtype": ("float32", "float32"),
-    "draft_vocab": ("4096", 4096),
     "max_models": ("3", 3),
     "page_size": ("64", 64),
     "max_draft_tokens": ("6", 6),
@@ -310,3 +310,13 @@ def test_the_table_in_the_docs_is_the_code_s():
     text = DOCS.read_text(encoding="utf-8")
     table = text.split(reference.BEGIN)[1].split(reference.END)[0]
     assert table.strip() == reference.table().strip(), "run `python -m headlong.server.reference`"
+
+
+def test_a_draft_vocabulary_is_a_number_or_a_file(from_yaml):
+    assert load({"draft_vocab": "lists/common.json"}).draft_vocab == "lists/common.json"
+    assert from_yaml("draft_vocab: common.json\n").draft_vocab == "common.json"
+    for wrong in ("-4", "0"):
+        with pytest.raises(ConfigError, match="--draft-vocab: draft_vocab must be a whole number"):
+            load({"draft_vocab": wrong})
+    with pytest.raises(ConfigError, match="draft_vocab must be a whole number or a file"):
+        from_yaml("draft_vocab: [1, 2]\n")

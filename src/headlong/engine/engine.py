@@ -2,12 +2,14 @@
 
 import math
 import time
+from collections.abc import Collection
 from contextlib import nullcontext
 
 import torch
 
 from headlong.config import EngineConfig
 from headlong.engine.build import Built
+from headlong.engine.draft_vocab import draft_tokens
 from headlong.engine.faults import Faults
 from headlong.engine.proposers import make_proposer, resolve_proposer
 from headlong.engine.row import Row
@@ -42,8 +44,9 @@ class Engine:
         config: EngineConfig,
         tokenizer: Tokenizer | None = None,
         drafter: Built | None = None,
+        ends: Collection[int] = (),
     ) -> None:
-        """`drafter` is the model that the proposer `draft` drafts with."""
+        """`drafter` is the model that the proposer `draft` drafts with; `ends` are the tokens that end a text."""
         model, drafting = built.model, resolve_proposer(config, built, drafter)
         head = built.head if "mtp" in drafting.parts else None
         self.model = model
@@ -74,11 +77,16 @@ class Engine:
         table = SamplingTable(config.max_rows, model.config.vocab_size, built.ops.device)
         self.sampler = Sampler(table, built.ops.best, built.ops.draw)
         self.runner = Runner(model, self.state)
+        chosen = None
+        if head is not None:
+            chosen = draft_tokens(config.draft_vocab, model.config.vocab_size, tokenizer, ends)
         with refusing_shortage(self.memory):
-            self.proposer = make_proposer(drafting, config, built, drafter, self.state, self.sampler)
+            self.proposer = make_proposer(
+                drafting, config, built, drafter, self.state, self.sampler, chosen
+            )
         self.whole = self._whole_step()
         drafted_by = f"{config.proposer} {config.drafter} {config.draft_quantization} {config.draft_dtype}"
-        drafted_by += "" if config.draft_vocab is None else f" {config.draft_vocab}"
+        drafted_by += "" if chosen is None else f" {len(chosen)}"
         self.conditions = conditions(model.config, built.ops.dtype, built.ops.device, drafted_by)
         """What the costs of drafting depend on."""
         self.depths: Depths = FixedDepths()

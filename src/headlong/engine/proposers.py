@@ -7,6 +7,7 @@ it, or by `>`, where the second goes on after the first one's drafts.
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from headlong.checkpoint import source
 from headlong.checkpoint.checkpoint import Checkpoint
@@ -102,12 +103,13 @@ def make_proposer(
     drafter: Built | None,
     state: State,
     sampler: Sampler,
+    draft_tokens_T: Tensor | None = None,
 ) -> Proposer:
-    """The drafter over the target's state."""
+    """The drafter over the target's state; a head drafts among the tokens `draft_tokens_T`, if they are given."""
     made: dict[str, Proposer] = {}
     if "mtp" in drafting.parts:
         assert built.head is not None
-        made["mtp"] = MtpProposer(built.model, built.head, state, sampler, config.draft_vocab)
+        made["mtp"] = MtpProposer(built.model, built.head, state, sampler, draft_tokens_T)
     if "draft" in drafting.parts:
         assert drafter is not None
         runner = Runner(drafter.model, _draft_state(drafter, config, state))

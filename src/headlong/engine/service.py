@@ -57,13 +57,13 @@ class Service:
         with refusing_shortage():
             built = build(blueprint, device=device, progress=progress)
             drafter = load_draft_model(config, blueprint.config.vocab_size, device, progress)
-        engine = Engine(built, config, tokenizer, drafter)
+        eos_ids = _eos_ids(checkpoint, blueprint.config.eos_token_ids, tokenizer)
+        engine = Engine(built, config, tokenizer, drafter, eos_ids)
         for line in engine.memory.lines():
             log.info(line)
         template = None
         if tokenizer is not None and tokenizer.chat_template:
             template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
-        eos_ids = _eos_ids(checkpoint, blueprint.config.eos_token_ids, tokenizer)
         grammars = None
         if tokenizer is not None:
             grammars = GrammarCompiler(tokenizer, blueprint.config.vocab_size, eos_ids)

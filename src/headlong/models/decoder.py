@@ -5,7 +5,6 @@ A family brings its layers; the MTP head is in mtp.py. Knows names and wiring, n
 
 from collections.abc import Callable, Mapping
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from headlong.errors import CheckpointError
@@ -24,7 +23,6 @@ from headlong.state.specs import LayerSpec
 LayerFactory = Callable[[ModelConfig, int | None, Scope], DecoderLayer]
 """Makes layer number i of a family, or, where the number is None, the block of its MTP head."""
 
-IMPOSSIBLE = -1e30
 ROPE_FACTORS = "rope_freqs.weight"
 """Divisors of the rotary frequencies, which a GGUF file holds where others say in the config how to compute them."""
 
@@ -80,18 +78,6 @@ class DecoderModel:
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         return self.lm_head(hidden_ND)
-
-    def leading_logits(self, count: int) -> Callable[[Tensor], Tensor]:
-        """Like `logits`, but of the first `count` tokens, or a few more; all others are as good as impossible."""
-        vocab, make = self.config.vocab_size, getattr(self.lm_head, "leading", None)
-        lm_head = (make(count) if make is not None else None) or self.lm_head
-
-        def logits(hidden_ND: Tensor) -> Tensor:
-            found_NT = lm_head(hidden_ND)
-            # Not -inf: where a grammar allows none of the first tokens, there must be something left to draft.
-            return F.pad(found_NT[:, :count], (0, vocab - min(count, found_NT.shape[1])), value=IMPOSSIBLE)
-
-        return self.logits if count >= vocab else logits
 
     def _record(self) -> Program | None:
         """All layers and the last norm in one call, where all of it is native."""

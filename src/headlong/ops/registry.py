@@ -119,6 +119,17 @@ class Ops:
             linear = StackedLinear([self._foreign(weight) for weight in weights], order)
         return linear if bias is None else BiasedLinear(linear, bias)
 
+    def picked(self, linear: Linear, outs_T: Tensor) -> Linear:
+        """Some outputs of a linear alone, from a copy of their weights. Where those cannot be told from the others,
+        all are computed."""
+        pick, rows = getattr(linear, "picked", None), getattr(linear, "rows", None)
+        found = None
+        if pick is not None:
+            found = pick(outs_T)
+        elif rows is not None:
+            found = self.linear(rows(outs_T))
+        return StackedLinear([linear], outs_T) if found is None else found
+
     def experts(self, weights: MoeWeights) -> "TritonExperts | None":
         """Routing and experts in a few kernels; None where each expert is multiplied on its own."""
         if self.triton is None:

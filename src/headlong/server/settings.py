@@ -17,7 +17,7 @@ from headlong.errors import ConfigError, RequestError
 from headlong.params import SamplingParams
 from headlong.server import keys
 
-Kind = Literal["text", "whole", "number", "switch", "choice", "depth", "list", "keys", "sampling"]
+Kind = Literal["text", "whole", "number", "switch", "choice", "depth", "tokens", "list", "keys", "sampling"]
 SAMPLING_FIELDS = (
     "temperature",
     "top_k",
@@ -110,7 +110,9 @@ class Settings:
         choices=("auto", "none", "fp8", "int8", "int4", "gptq", "gptq_v2"),
     )
     draft_dtype: str | None = _engine("text", "what the head's unpacked matrices are kept in; auto as stored")
-    draft_vocab: int | None = _engine("whole", "draft among the first so many tokens alone; by default all")
+    draft_vocab: int | str | None = _engine(
+        "tokens", "draft among so many tokens alone, the most frequent, or those a file lists; by default all"
+    )
     proposer: str | None = _engine(
         "text", "who drafts: mtp, ngram, draft, or a chain such as ngram+mtp; auto is mtp"
     )
@@ -215,6 +217,9 @@ def check(name: str, value: Any, origin: str) -> Any:
             return _checked(value, value in spec.choices, origin, f"be one of {', '.join(spec.choices)}")
         case "depth":
             return _checked(value, value == "auto" or _is_whole(value), origin, "be a whole number or auto")
+        case "tokens":
+            right = _is_whole(value) or (isinstance(value, str) and bool(value.strip()))
+            return _checked(value, right, origin, "be a whole number or a file")
         case "whole" if spec.group == "engine":
             return _checked(value, _is_whole(value), origin, "be a whole number")
         case "whole":

@@ -140,6 +140,8 @@ def _parse(name: str, value: Any, origin: str) -> Any:
             return _convert(float, value, origin, "a number")
         case "depth":
             return value if value == "auto" else _convert(int, value, origin, "a whole number or auto")
+        case "tokens":
+            return int(value) if value.lstrip("+-").isdecimal() else value
         case "switch":
             if value.lower() not in _TRUE + _FALSE:
                 raise ConfigError(f"{origin} must be true or false, not {value!r}")

@@ -18,12 +18,12 @@ class Going:
         self.counts = [0] * len(rows)
         self._gate = plan.gate if any(row.request.adaptive for row in rows) else None
 
-    def settle(self, logits_LV: Tensor, tokens_L: Tensor) -> list[int]:
-        """Counts the drafts that the live rows just made, and gives the places among them that go on: they are the
-        live rows from now on."""
+    def settle(self, logits_LT: Tensor, drafted_L: Tensor) -> list[int]:
+        """Counts the drafts that the live rows just made, given by their places in the logits, and gives the rows'
+        places that go on: they are the live rows from now on."""
         kept, going = [True] * len(self.live), [True] * len(self.live)
         if self._gate is not None:
-            chosen_L = torch.softmax(logits_LV, dim=-1).gather(1, tokens_L[:, None])[:, 0]
+            chosen_L = torch.softmax(logits_LT, dim=-1).gather(1, drafted_L[:, None])[:, 0]
             ids = [self.rows[number].request.id for number in self.live]
             kept, going = self._gate.judge(ids, chosen_L.tolist())
         places = []

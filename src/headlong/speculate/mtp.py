@@ -23,6 +23,7 @@ from headlong.sampling.entries import Entries, Entry
 from headlong.sampling.sampler import Sampler
 from headlong.speculate.going import Going
 from headlong.speculate.priming import WHOLE, WHOLE_ON_GPU, PairReader, Pairs
+from headlong.speculate.vocabulary import DraftVocabulary
 from headlong.speculate.waiting import WaitingPairs
 from headlong.state.pages import page_table
 from headlong.state.state import State
@@ -38,15 +39,15 @@ class MtpProposer:
         head: MtpHead,
         state: State,
         sampler: Sampler,
-        draft_vocab: int | None = None,
+        draft_tokens_T: Tensor | None = None,
     ) -> None:
-        """Drafts among the first `draft_vocab` tokens; without it among all."""
+        """Drafts among the tokens `draft_tokens_T`, ascending; without them among all."""
         self.model = model
         self.head = head
         self.state = state
         self.sampler = sampler
         self.max_drafts = state.max_drafts
-        self.logits = model.logits if draft_vocab is None else model.leading_logits(draft_vocab)
+        self.vocabulary = DraftVocabulary(model, draft_tokens_T)
         self.reader = PairReader(model, head, state)
         self.waiting = WaitingPairs(state)
         self._graphs = Graphs(model.ops.device) if model.recordable else None
@@ -74,22 +75,25 @@ class MtpProposer:
             at = slice(len(live)) if len(live) == live[-1] + 1 else torch.tensor(live, device=device)
             if depth:
                 context = passes.context(depth - 1, live, at)
-                hidden_LD, logits_LV = self._pass(tokens_DK[at, depth - 1], hidden_LD, context)
+                hidden_LD, logits_LT = self._pass(tokens_DK[at, depth - 1], hidden_LD, context)
             else:
-                logits_LV = self.logits(hidden_LD)
+                logits_LT = self.vocabulary.logits(hidden_LD)
             if plain:
-                tokens_L, q = self.sampler.best(logits_LV), None
+                places_L, q = self.sampler.best(logits_LT), None
+                tokens_L = self.vocabulary.tokens(places_L)
             else:
+                logits_LT = self.vocabulary.whole(logits_LT)
                 entries = [
                     Entry(row.slot, row.start + 1 + depth, depth, row.num_generated + depth)
                     for row in (rows[number] for number in live)
                 ]
                 tokens_L, q = self.sampler.propose(
-                    logits_LV, Entries(entries, self.sampler.table, tokens_DK[at])
+                    logits_LT, Entries(entries, self.sampler.table, tokens_DK[at])
                 )
+                places_L = tokens_L
             tokens_DK[at, depth] = tokens_L
             q_steps.append((at, q))
-            places = going.settle(logits_LV, tokens_L)
+            places = going.settle(logits_LT, places_L)
             if len(places) < len(live):
                 hidden_LD = hidden_LD[torch.tensor(places, dtype=torch.long, device=device)]
         return _spread(plan, numbers, tokens_DK, q_steps, going.counts) if any(going.counts) else None
@@ -99,10 +103,10 @@ class MtpProposer:
 
         def run(tokens_L: Tensor, hidden_LD: Tensor, context: Context) -> tuple[Tensor, ...]:
             out_LD = self.head.forward(self.model.embed(tokens_L), hidden_LD, context, self.state.layers)
-            return out_LD, self.logits(out_LD)
+            return out_LD, self.vocabulary.logits(out_LD)
 
-        out_LD, logits_LV = self._recorded("draft", run, tokens_L, hidden_LD, context)
-        return out_LD, logits_LV
+        out_LD, logits_LT = self._recorded("draft", run, tokens_L, hidden_LD, context)
+        return out_LD, logits_LT
 
     def _read(self, next_N: Tensor, hidden_ND: Tensor, context: Context) -> Tensor:
         """The head's output for pairs."""

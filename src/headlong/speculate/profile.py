@@ -7,17 +7,16 @@ line says so: an engine without a profile learns the same by itself. Knows no en
 import hashlib
 import json
 import logging
-import os
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 import torch
 
 from headlong.models.config import ModelConfig
+from headlong.speculate import stored
 
 log = logging.getLogger(__name__)
 VERSION = 1
@@ -68,18 +67,15 @@ def conditions(config: ModelConfig, dtype: torch.dtype, device: torch.device, dr
 
 
 def path_of(conditions: Mapping[str, Any]) -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     key = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()[:24]
-    return Path(base) / "headlong" / "costs" / f"{key}.json"
+    return stored.place("costs", key)
 
 
 def load(conditions: Mapping[str, Any]) -> Profile | None:
     """What `save` wrote under these conditions; None if nothing did."""
     file = path_of(conditions)
     try:
-        if file.stat().st_size > MAX_BYTES:
-            raise ValueError(f"it is larger than {MAX_BYTES} bytes")
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = stored.read(file, MAX_BYTES)
         if data["version"] != VERSION or data["conditions"] != conditions:
             raise ValueError("it was written for something else")
         costs = tuple(Cost(**entry) for entry in data["costs"])
@@ -96,22 +92,13 @@ def load(conditions: Mapping[str, Any]) -> Profile | None:
 
 
 def save(profile: Profile) -> Path:
-    """Whole or not at all: a reader never sees half a file."""
     file = path_of(profile.conditions)
-    file.parent.mkdir(parents=True, exist_ok=True)
     data = {
         "version": VERSION,
         "conditions": dict(profile.conditions),
         "costs": [asdict(cost) for cost in profile.costs],
     }
-    with NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, suffix=".tmp", delete=False) as temporary:
-        try:
-            json.dump(data, temporary, indent=1)
-            temporary.close()
-            Path(temporary.name).replace(file)
-        except BaseException:
-            Path(temporary.name).unlink(missing_ok=True)
-            raise
+    stored.write(file, data)
     return file
 
 

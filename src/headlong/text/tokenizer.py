@@ -5,8 +5,10 @@ chat messages or the model that emits the ids. After construction nothing here i
 a per-token cache whose entries are idempotent, so one instance may serve many threads.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +135,18 @@ class Tokenizer:
     def is_byte_piece(self, token_id: int) -> bool:
         """Whether this is a `<0xAB>` token, whose text depends on the run of such tokens around it."""
         return self._has_byte_fallback and _fallback_byte(self._backend.id_to_token(token_id)) is not None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The same for tokenizers that encode alike."""
+        return hashlib.sha256(self._backend.to_str().encode()).hexdigest()
+
+    @property
+    def structural_ids(self) -> frozenset[int]:
+        """Tokens that end an answer or give it its structure: what the chat template writes, and markup."""
+        added, template = self._backend.get_added_tokens_decoder(), self.chat_template or ""
+        found = {i for i, token in added.items() if token.content in MARKUP or token.content in template}
+        return frozenset(found if self.eos_token_id is None else {*found, self.eos_token_id})
 
     def _compute_bytes(self, token_id: int) -> bytes:
         token = self._backend.id_to_token(token_id)

@@ -64,6 +64,10 @@ class RowLinear:
         # A copy, because the product's bits depend on where in memory its row starts.
         return torch.stack([torch.mv(self.weight, row.clone()) for row in x]).to(x_ND.dtype)
 
+    def rows(self, outs_T: Tensor) -> Tensor:
+        """Of the weight, a copy."""
+        return self.weight[outs_T.to(self.weight.device)]
+
 
 @cache
 def find_tile(make: LinearFactory, out_features: int, in_features: int, dtype: torch.dtype) -> int | None:

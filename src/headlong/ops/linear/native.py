@@ -6,6 +6,7 @@ and the block types of GGUF files. Several weights over one input, whose outputs
 
 import ctypes
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -200,13 +201,19 @@ class Panels:
             part.bias += 4 * begin * WIDTH
         return part, self.column + begin * WIDTH
 
-
-class Part(NamedTuple):
-    """Some blocks of panels, which it keeps in memory."""
-
-    struct: MatrixStruct
-    column: int
-    whole: Panels
+    def picked(self, outs_T: Tensor) -> "Panels":
+        """These outputs, counted from the first of these, as panels of their own."""
+        struct = self.struct
+        bias = None if self.bias is None else self.bias[outs_T]
+        kind = Kind(struct.type, struct.group, struct.factors, struct.span)
+        found = Panels(kind, struct.size, len(outs_T), 0, bias)
+        rows = []
+        for number, tensor in enumerate(self.tensors):
+            together = 2 if self._in_pairs and number == 0 else 1
+            blocks = tensor.view(len(tensor), -1, WIDTH, together)
+            rows.append(blocks[outs_T // WIDTH, :, outs_T % WIDTH].flatten(1))
+        found.put(rows, torch.arange(len(outs_T)))
+        return found
 
 
 class NativeLinear:
@@ -221,34 +228,21 @@ class NativeLinear:
         self.panels = _panels(sources, order, bias)
 
     def __call__(self, x_ND: Tensor) -> Tensor:
-        return _multiplied(x_ND, self.panels, self.out_features)
+        x = x_ND.to(torch.float32).contiguous()
+        out = x.new_empty(x.shape[0], self.out_features)
+        multiply, threads = native.kernel("headlong_matmul"), native.num_threads()
+        for panels in self.panels:
+            place = out.data_ptr() + panels.column * out.element_size()
+            multiply(ctypes.addressof(panels.struct), x.data_ptr(), len(x), place, self.out_features, threads)
+        return out
 
-    def leading(self, count: int) -> "LeadingLinear":
-        """The first outputs alone, as many or a few more, over the same weights."""
-        parts = [Part(*panels.part(0, count), panels) for panels in self.panels if panels.column < count]
-        return LeadingLinear(self.in_features, parts)
-
-
-class LeadingLinear:
-    name = "native"
-
-    def __init__(self, in_features: int, parts: list[Part]) -> None:
-        self.in_features = in_features
-        self.out_features = sum(part.struct.outs for part in parts)
-        self.parts = parts
-
-    def __call__(self, x_ND: Tensor) -> Tensor:
-        return _multiplied(x_ND, self.parts, self.out_features)
-
-
-def _multiplied(x_ND: Tensor, parts: Sequence[Panels | Part], out_features: int) -> Tensor:
-    x = x_ND.to(torch.float32).contiguous()
-    out = x.new_empty(x.shape[0], out_features)
-    multiply, threads = native.kernel("headlong_matmul"), native.num_threads()
-    for part in parts:
-        place = out.data_ptr() + part.column * out.element_size()
-        multiply(ctypes.addressof(part.struct), x.data_ptr(), len(x), place, out_features, threads)
-    return out
+    def picked(self, outs_T: Tensor) -> "NativeLinear | None":
+        """These outputs alone, from a copy of their weights; None where they lie in several panels."""
+        if len(self.panels) > 1:
+            return None
+        linear = copy(self)
+        linear.panels, linear.out_features = [self.panels[0].picked(outs_T)], len(outs_T)
+        return linear
 
 
 def _panels(sources: Sequence[Source], order: Tensor | None, bias: Tensor | None) -> list[Panels]:

@@ -43,6 +43,10 @@ class OneDnnLinear:
     def __call__(self, x_ND: Tensor) -> Tensor:
         return launch(self._multiply, x_ND.to(self.dtype), self.tile).to(x_ND.dtype)
 
+    def rows(self, outs_T: Tensor) -> Tensor:
+        """Of the weight, a copy."""
+        return self._packed.to_dense(self.dtype)[outs_T]
+
     def _multiply(self, x_ND: Tensor) -> Tensor:
         return self._product(x_ND, self._packed, None, "none", [], "")
 

@@ -37,5 +37,9 @@ class ReferenceLinear:
         y = launch(self._multiply, x, self.tile)
         return y[:, : self.out_features].to(x_ND.dtype).contiguous()
 
+    def rows(self, outs_T: Tensor) -> Tensor:
+        """Of the weight, a copy."""
+        return self.weight[outs_T.to(self.weight.device), : self.in_features]
+
     def _multiply(self, x_ND: Tensor) -> Tensor:
         return F.linear(x_ND, self.weight)

@@ -173,16 +173,16 @@ class TritonLinear:
                 matrix.multiply(x_ND[part], out_NO[part], self.bias, residual)
         return out_NO
 
-    def leading(self, count: int) -> "TritonLinear | None":
-        """The first outputs alone, over the same weights; None where they cannot be told apart."""
-        whole, bias = self.matrices[0], self.bias
-        if len(self.matrices) > 1 or whole.scales_GO is not None or whole.row_scales_O is not None:
+    def picked(self, outs_T: Tensor) -> "TritonLinear | None":
+        """These outputs alone, from a copy of their weights; None where they lie in several matrices."""
+        if len(self.matrices) > 1:
             return None
-        part = copy(self)
-        part.matrices = [replace(whole, codes_OC=whole.codes_OC[:count])]
-        part.bias = None if bias is None else bias[:count]
-        part.out_features = part.matrices[0].outs
-        return part
+        linear, whole = copy(self), self.matrices[0]
+        outs_T = outs_T.to(whole.codes_OC.device)
+        linear.matrices = [_picked(whole, outs_T)]
+        linear.bias = None if self.bias is None else self.bias[outs_T]
+        linear.out_features = len(outs_T)
+        return linear
 
     def plus(self, x_ND: Tensor, to_ND: Tensor) -> Tensor:
         """The product added to `to_ND`, in one go."""
@@ -243,6 +243,29 @@ def _lay_out(
     columns = None if columns_O is None else columns_O.to(codes_OC.device, torch.int32)
     dtype = kind.stored if kind.code == FLOAT else dtype
     return Matrix(kind, dtype, ins, codes_OC, _across(scales_OG), _across(offsets_OG), row_scales_O, columns)
+
+
+def _picked(whole: Matrix, outs_T: Tensor) -> Matrix:
+    """Of outputs that shared a scale each has its own now."""
+
+    def across(factors_GO: Tensor | None, outs_T: Tensor) -> Tensor | None:
+        return None if factors_GO is None else _rows(factors_GO.t(), outs_T).t().contiguous()
+
+    return replace(
+        whole,
+        kind=whole.kind._replace(rows=1),
+        codes_OC=_rows(whole.codes_OC, outs_T),
+        scales_GO=across(whole.scales_GO, outs_T // whole.kind.rows),
+        offsets_GO=across(whole.offsets_GO, outs_T),
+        row_scales_O=None if whole.row_scales_O is None else whole.row_scales_O[outs_T],
+    )
+
+
+def _rows(tensor: Tensor, rows: Tensor) -> Tensor:
+    """A copy of some rows, also of float8, of which not every device can pick any."""
+    if tensor.dtype != torch.float8_e4m3fn:
+        return tensor[rows]
+    return tensor.view(torch.uint8)[rows].view(tensor.dtype)
 
 
 def _keeps_blocks(place_R: Tensor, rows: int) -> bool:

@@ -44,6 +44,10 @@ class UnpackingLinear:
             out[:, first:last] = self._multiply(x, rows)[:, : last - first]
         return out
 
+    def rows(self, outs_T: Tensor) -> Tensor:
+        """Of the weight, unpacked."""
+        return self.weight.dequantize_rows(outs_T.to(self.weight.device)).to(self.dtype)
+
     def _multiply(self, x_ND: Tensor, rows: Tensor) -> Tensor:
         if self.tile:
             return launch(lambda part: F.linear(part, rows), x_ND, self.tile)
