@@ -3,15 +3,17 @@
 import argparse
 import json
 import logging
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from headlong.cli import tune
+from headlong.cli import counting, tune
 from headlong.cli.options import Parser
 from headlong.errors import ConfigError, HeadlongError
 from headlong.llm import LLM
-from headlong.speculate import profile
+from headlong.speculate import frequencies, profile
+from headlong.speculate.mtp import MtpProposer
 from headlong.speculate.profile import Cost, Profile
 
 CONDITIONS = {"model": "0123", "drafter": "auto", "dtype": "float32", "device": "cpu: x", "threads": 1}
@@ -55,6 +57,57 @@ def test_measures_and_stores(cache: Path, capsys: pytest.CaptureFixture[str]) ->
     [(("--rows", "0,2"), "--rows"), (("--steps", "0"), "--steps"), (("--mtp", "off"), "nothing to tune")],
 )
 def test_wrong_flags(words: tuple[str, ...], reason: str) -> None:
+    args = parse(*words)
+    with pytest.raises(ConfigError, match=reason):
+        args.execute(args)
+
+
+def test_counts_texts_then_measures(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, other = tmp_path / "text", tmp_path / "other"
+    text.write_text("The cat sat on the mat. " * 20)
+    other.write_text("The end.\n")
+    short = ("--rows", "1", "--steps", "1", "--dtype", "float32", "--draft-vocab", "40")
+    args = parse(*short, "--text", str(text), "--text", str(other))
+    assert args.execute(args) == 0
+    shown = capsys.readouterr().out
+    counted, stored = shown.splitlines()[0], Path(shown.splitlines()[1].removeprefix("stored in "))
+    assert counted.startswith("counted ") and "100.0%" in counted and stored.is_relative_to(cache)
+    llm = LLM(dtype="float32", max_rows=1, draft_vocab=40)
+    tokenizer, proposer = llm.service.tokenizer, llm.engine.proposer
+    assert tokenizer is not None and isinstance(proposer, MtpProposer)
+    counts = Counter(tokenizer.encode(text.read_text()) + tokenizer.encode(other.read_text()))
+    assert frequencies.load(tokenizer.fingerprint) == counts
+    kept = proposer.vocabulary.tokens_T
+    assert kept is not None and len(kept) == 40 and set(counts) <= set(kept.tolist())
+    assert profile.load(llm.engine.conditions) is not None, "costs of drafting among so many"
+    assert profile.load(LLM(dtype="float32", max_rows=1).engine.conditions) is None
+    # Without texts, counts that are there stay.
+    args = parse(*short)
+    assert args.execute(args) == 0 and "most frequent tokens by" in capsys.readouterr().out
+    assert frequencies.load(tokenizer.fingerprint) == counts
+
+
+def test_without_texts_its_own_answers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "ANSWER_TOKENS", 12)
+    llm = LLM(dtype="float32", max_rows=2)
+    counting.count_and_store(llm, 100, [])
+    assert llm.service.tokenizer is not None
+    counts = frequencies.load(llm.service.tokenizer.fingerprint)
+    assert counts is not None and 12 <= sum(counts.values()) <= 12 * 6
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--text", "x"), "--text counts tokens for --draft-vocab N"),
+        (("--text", "x", "--draft-vocab", "list.json"), "--text counts"),
+        (("--text", "/nowhere/x", "--draft-vocab", "9"), "--text /nowhere/x: cannot be read"),
+        (("--text", "/dev/null", "--draft-vocab", "9"), "--text: nothing to count"),
+        (("--draft-vocab", "/nowhere/list.json"), "draft_vocab '/nowhere/list.json': there is no such file"),
+        (("--draft-vocab", "0"), "draft_vocab must be a whole number"),
+    ],
+)
+def test_wrong_counting(words: tuple[str, ...], reason: str) -> None:
     args = parse(*words)
     with pytest.raises(ConfigError, match=reason):
         args.execute(args)

@@ -63,6 +63,11 @@ def depth(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"must be a whole number or 'auto', not {text!r}") from None
 
 
+def tokens(text: str) -> int | str:
+    """A number of tokens, or a file that lists them."""
+    return int(text) if text.lstrip("+-").isdecimal() else text
+
+
 def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
 
@@ -85,6 +90,12 @@ def add_engine(parser: argparse.ArgumentParser, *, mtp: bool = True) -> None:
             "--draft-dtype",
             metavar="NAME",
             help="what the head's unpacked matrices are kept in (default: auto)",
+        )
+        group.add_argument(
+            "--draft-vocab",
+            type=tokens,
+            metavar="N|FILE",
+            help="draft among so many tokens alone, the most frequent, or those a file lists (default: all)",
         )
     group.add_argument("--device", metavar="NAME", help="auto, cpu, cuda or cuda:1 (default: auto)")
     group.add_argument(
@@ -160,6 +171,7 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
         "draft_tokens",
         "draft_quantization",
         "draft_dtype",
+        "draft_vocab",
         "gpu_memory_fraction",
     )
     given = {name: value for name in names if (value := getattr(args, name, None)) is not None}

@@ -23,6 +23,7 @@ METAVARS = {
     "whole": "N",
     "number": "X",
     "depth": "N|auto",
+    "tokens": "N|FILE",
     "list": "LIST",
     "keys": "KEYS",
     "sampling": "JSON",

@@ -21,8 +21,13 @@ With draft_tokens "auto" an engine finds out by itself what a draft costs and wh
 the one from its first step on. They are kept in the user's cache folder, for the same model, head, dtype, device and
 number of threads; nothing else is changed by them, the tokens least of all.
 
+With --draft-vocab N the head's drafts are to be among N tokens. Which those are is counted first and kept for all
+models with the same tokenizer: in text files like what the model will write, or, without --text, in a few answers of
+its own.
+
 examples:
   headlong tune
+  headlong tune --draft-vocab 4096 --text letters.txt --text stories.txt
   headlong tune Qwen/Qwen3.5-0.8B --rows 1,4,16,32
 """
 
@@ -46,6 +51,13 @@ def add_parser(commands: Any) -> None:
         metavar="N",
         help=f"steps of each kind (default: {STEPS})",
     )
+    parser.add_argument(
+        "--text",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="count the tokens of this text, for --draft-vocab N; may be given again",
+    )
     options.add_engine(parser)
     parser.set_defaults(execute=execute)
 
@@ -61,12 +73,20 @@ def execute(args: argparse.Namespace) -> int:
         raise ConfigError(f"--steps must be at least 1, not {args.steps}")
     if args.mtp == "off":
         raise ConfigError("--mtp off leaves nothing to tune; leave it out")
+    if args.text and not isinstance(args.draft_vocab, int):
+        raise ConfigError("--text counts tokens for --draft-vocab N; say how many are to be kept")
+    from headlong.cli.counting import count_and_store
+    from headlong.config import EngineConfig
     from headlong.engine.tuning import measure
     from headlong.llm import LLM
     from headlong.speculate.profile import Profile, save
 
     progress = default_progress()
     wanted = options.engine_options(args) | {"mtp": "on", "max_rows": args.rows[-1]}
+    EngineConfig(**wanted)
+    if isinstance(args.draft_vocab, int):
+        whole = {name: value for name, value in wanted.items() if name != "draft_vocab"}
+        count_and_store(LLM(args.model, progress=progress, **whole), args.draft_vocab, args.text)
     engine = LLM(args.model, progress=progress, **wanted).engine
     costs = measure(engine, args.rows, range(engine.max_drafts + 1), args.steps, progress)
     file = save(Profile(engine.conditions, tuple(costs)))
