@@ -36,6 +36,9 @@ class EngineConfig:
     """Draft among so many tokens alone: an lm_head that is a good part of a draft's time gets shorter. The target
     decides as ever. They are the most frequent ones where `headlong tune` counted them, else the first, which byte-pair
     vocabularies have in the order of their merges; a file names them one by one."""
+    draft_device: str | None = None
+    """Where the head drafts, with a copy of all it needs and state of its own; by default where the model is. The
+    model's device is then free of the head's weights, and each step's hidden states travel."""
     device: str = "auto"
     dtype: str = "auto"
     max_rows: int = 16
@@ -106,15 +109,11 @@ class EngineConfig:
     def resolve_device(self) -> torch.device:
         if self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            device = torch.device(self.device)
-        except (RuntimeError, TypeError) as error:
-            raise ConfigError(f"device must be 'auto', 'cpu' or 'cuda[:n]', not {self.device!r}") from error
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ConfigError(
-                f"device {self.device!r} was asked for, but torch sees no CUDA device; use 'cpu'"
-            )
-        return device
+        return _device("device", self.device, "'auto', ")
+
+    def resolve_draft_device(self) -> torch.device | None:
+        """None if the head stays with the model."""
+        return None if self.draft_device is None else _device("draft_device", self.draft_device)
 
     def resolve_dtype(self) -> torch.dtype | None:
         """None leaves the choice to the checkpoint and the device."""
@@ -131,6 +130,23 @@ class EngineConfig:
                 f"max_context {context} does not fit in cache_tokens {wanted}; raise cache_tokens"
             )
         return min(context, fits), num_pages
+
+
+def _device(name: str, wanted: str, others: str = "") -> torch.device:
+    """`others` are further values the field may have, for the complaint."""
+    try:
+        device = torch.device(wanted)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"{name} must be {others}'cpu' or 'cuda[:n]', not {wanted!r}") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"{name} must be {others}'cpu' or 'cuda[:n]', not {wanted!r}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"{name} {wanted!r} was asked for, but torch sees no CUDA device; use 'cpu'")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"{name} {wanted!r} was asked for, but torch sees {torch.cuda.device_count()} of them"
+        )
+    return device
 
 
 def _check(name: str, value: object, low: int, high: int) -> None:

@@ -5,6 +5,7 @@ the logic or in a device copy. In bfloat16 by Triton's kernels, whose bits do no
 """
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ import torch
 from headlong import LLM, SamplingParams
 from headlong.engine.whole_step import WholeStep
 from headlong.ops.graphs import Graphs
+from headlong.speculate.elsewhere import HeadElsewhere
+from headlong.state.layer import KvState
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,9 +39,18 @@ SAMPLED = tuple(
 
 
 def completions(
-    device: str, draft_tokens: int | None, dtype: str = "float64", params: tuple[SamplingParams, ...] = MIXED
+    device: str,
+    draft_tokens: int | None,
+    dtype: str = "float64",
+    params: tuple[SamplingParams, ...] = MIXED,
+    **options: Any,
 ) -> list[tuple[int, ...]]:
-    llm = LLM(device=device, dtype=dtype, mtp="on")
+    return complete(LLM(device=device, dtype=dtype, mtp="on", **options), draft_tokens, params)
+
+
+def complete(
+    llm: LLM, draft_tokens: int | None, params: tuple[SamplingParams, ...] = MIXED
+) -> list[tuple[int, ...]]:
     asked = [replace(each, draft_tokens=draft_tokens) for each in params]
     chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
     llm.chat(chats, asked)  # shapes are recorded when they come again
@@ -84,3 +96,30 @@ def test_without_graphs_the_tokens_are_the_same(draft_tokens: int, monkeypatch: 
 
     monkeypatch.setattr(Graphs, "__call__", unrecorded)
     assert completions("cuda", draft_tokens, "bfloat16") == expected
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize(("device", "draft_device"), [("cuda", "cpu"), ("cpu", "cuda"), ("cuda", "cuda")])
+def test_a_head_on_another_device(device: str, draft_device: str, dtype: str) -> None:
+    """Its weights, its copies and its state are over there; the tokens are the target's, prefixes found or not."""
+    expected = completions(device, 0, dtype)
+    llm = LLM(device=device, dtype=dtype, mtp="on", draft_device=draft_device)
+    proposer, state = llm.engine.proposer, llm.engine.state
+    assert isinstance(proposer, HeadElsewhere)
+    (name,) = proposer.inner.head.state_specs
+    head_state = state.layers[name]
+    assert isinstance(head_state, KvState)
+    assert head_state.keys.device.type == state.carry_SD.device.type == draft_device
+    assert state.last_token_S.device.type == device
+    for draft_tokens in (3, 1, 8):  # from the second time on beginnings are found
+        assert complete(llm, draft_tokens) == expected, f"K={draft_tokens}"
+    cramped = {"cache_tokens": 256, "page_size": 16, "chunk_tokens": 24, "draft_device": draft_device}
+    assert completions(device, 3, dtype, **cramped) == expected
+
+
+@pytest.mark.parametrize("draft_device", [None, "cpu"])
+def test_drafts_among_fewer_tokens(draft_device: str | None) -> None:
+    expected = completions("cuda", 0, "bfloat16")
+    for draft_vocab in (1, 500):
+        found = completions("cuda", 3, "bfloat16", draft_vocab=draft_vocab, draft_device=draft_device)
+        assert found == expected, f"{draft_vocab} tokens"

@@ -27,12 +27,13 @@ MODELS = {
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """By name and by whether there is a head."""
+    """By name and by whether there is a head, or where."""
     made = {}
     for name, make in MODELS.items():
         folder = tmp_path_factory.mktemp(name) / "model"
         make(folder)
         made |= {(name, mtp): load(folder, mtp=mtp) for mtp in ("on", "off")}
+        made[name, "cpu"] = load(folder, draft_device="cpu")
     return made
 
 
@@ -88,6 +89,27 @@ def test_a_conversation(models, name, kind):
     # Of the last turn all but the token that was never fed; without checkpoints one more is read again.
     gap = 1 + (name == "llama")
     assert cached[3] == cached[0] == [0, *(50 + 12 + 19 * turn - gap for turn in range(3))]
+
+
+@pytest.mark.parametrize("kind", PARAMS)
+@pytest.mark.parametrize("name", ["dense", "llama"])
+def test_a_head_on_another_device(models, name, kind):
+    """Its pages are copied over there, and the pair at the boundary is read over there: hits and drafts are the same
+    as those of a head beside its target."""
+    cached = {}
+    for device in (None, "cpu"):
+        built = models[name, "on" if device is None else device]
+        served = Served.of(built, draft_device=device)
+        fresh = Served.of(built, draft_device=device, prefix_cache=False)
+        prompt, cached[device] = tokens_of(1, 50), []
+        for turn in range(4):
+            request = ask(f"turn{turn}", prompt, 3, **PARAMS[kind])
+            trace = served.run(request)
+            assert trace.results == truth_of(built, request)
+            assert drafts_of(trace, request.id) == drafts_of(fresh.run(request), request.id)
+            cached[device].append(cached_of(trace)[request.id])
+            prompt = (*prompt, *trace.results[request.id].token_ids, *tokens_of(90 + turn, 7))
+    assert cached["cpu"] == cached[None] and all(cached["cpu"][1:])
 
 
 def test_rows_that_pause_leave_as_much_as_those_that_draft(models):

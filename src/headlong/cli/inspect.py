@@ -58,6 +58,7 @@ def execute(args: argparse.Namespace) -> int:
 
     config = EngineConfig(**options.engine_options(args))
     config.resolve_device()
+    config.resolve_draft_device()
     for name in ("context", "batch"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise ConfigError(f"--{name} must be at least 1, not {getattr(args, name)}")

@@ -97,6 +97,11 @@ def add_engine(parser: argparse.ArgumentParser, *, mtp: bool = True) -> None:
             metavar="N|FILE",
             help="draft among so many tokens alone, the most frequent, or those a file lists (default: all)",
         )
+        group.add_argument(
+            "--draft-device",
+            metavar="NAME",
+            help="where the head drafts, with a copy of all it needs: cpu, cuda:1 (default: the model's device)",
+        )
     group.add_argument("--device", metavar="NAME", help="auto, cpu, cuda or cuda:1 (default: auto)")
     group.add_argument(
         "--dtype", metavar="NAME", help="auto, bfloat16, float16, float32 or float64 (default: auto)"
@@ -172,6 +177,7 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
         "draft_quantization",
         "draft_dtype",
         "draft_vocab",
+        "draft_device",
         "gpu_memory_fraction",
     )
     given = {name: value for name in names if (value := getattr(args, name, None)) is not None}

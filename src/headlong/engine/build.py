@@ -4,6 +4,7 @@ Decides whether there is a usable head, from the tensors, and says why where the
 """
 
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -21,11 +22,13 @@ from headlong.layers.weights import Scope
 from headlong.models import registry
 from headlong.models.config import ModelConfig
 from headlong.models.decoder import DecoderModel
+from headlong.models.ends import Ends
 from headlong.models.mtp import MtpHead
 from headlong.ops.registry import Ops, default_dtype
 from headlong.progress import ProgressFn, silent
 from headlong.quant.format import Format
 from headlong.quant.plain import PlainFormat
+from headlong.state.room import room_on
 
 log = logging.getLogger(__name__)
 STORED_DTYPES = {
@@ -101,6 +104,8 @@ class Built:
     head: MtpHead | None
     head_refusal: str | None
     ops: Ops
+    lent: Ends | None = None
+    """The head's own copy of what it takes from the model, where it is on another device."""
 
 
 def survey(checkpoint: Checkpoint, options: EngineConfig | None = None) -> Blueprint:
@@ -184,10 +189,12 @@ def build(blueprint: Blueprint, *, device: torch.device, progress: ProgressFn = 
     chosen = blueprint.dtype(device)
     log.info("dtype %s (stored %s) on %s", chosen, blueprint.stored_dtype() or "packed", device)
     ops = Ops(chosen, device)
+    elsewhere = blueprint.options.resolve_draft_device()
+    head_ops = ops if elsewhere is None else Ops(blueprint.dtype(elsewhere), elsewhere)
     _keep_to_the_cores()
     with torch.inference_mode():
         loader = _loader(blueprint, chosen, ops, head=False)
-        head_loader = _loader(blueprint, blueprint.head_dtype(device), ops, head=True)
+        head_loader = _loader(blueprint, blueprint.head_dtype(head_ops.device), head_ops, head=True)
         first, total = loader.nbytes, loader.nbytes + head_loader.nbytes
         loader.report = lambda done: progress("load weights", done, total)
         head_loader.report = lambda done: progress("load weights", first + done, total)
@@ -195,8 +202,16 @@ def build(blueprint: Blueprint, *, device: torch.device, progress: ProgressFn = 
             model = blueprint.architecture.model(blueprint.config, Scope(loader, ops))
         except CheckpointError as error:
             raise CheckpointError(f"{blueprint.checkpoint.folder}: {error}") from error
-        head, refusal = _build_head(blueprint, ops, head_loader)
-    return Built(model, head, refusal, ops)
+        with nullcontext() if elsewhere is None else room_on(elsewhere):
+            head, refusal = _build_head(blueprint, head_ops, head_loader)
+            lent = None if head is None or elsewhere is None else _lend(blueprint, head_ops)
+    return Built(model, head, refusal, ops, lent)
+
+
+def _lend(blueprint: Blueprint, ops: Ops) -> Ends:
+    """Read once more, since what the model holds is laid out for its own device."""
+    log.info("the MTP head is on %s, with an embedding and an lm_head of its own", ops.device)
+    return Ends(blueprint.config, Scope(_loader(blueprint, ops.dtype, ops, head=False), ops))
 
 
 def _build_head(blueprint: Blueprint, ops: Ops, loader: WeightLoader) -> tuple[MtpHead | None, str | None]:

@@ -11,7 +11,7 @@ from headlong.config import EngineConfig
 from headlong.engine.build import Built
 from headlong.engine.draft_vocab import draft_tokens
 from headlong.engine.faults import Faults
-from headlong.engine.proposers import make_proposer, resolve_proposer
+from headlong.engine.proposers import head_place, make_proposer, resolve_proposer
 from headlong.engine.row import Row
 from headlong.engine.runner import Runner
 from headlong.engine.scheduler import Scheduler
@@ -65,6 +65,7 @@ class Engine:
             kv_dtype=built.ops.dtype,
             dtype=built.ops.activation_dtype,
             device=built.ops.device,
+            head=head_place(built, head),
         )
         prefix = PrefixCapacity(
             device_bytes=self.memory.checkpoint_bytes,
@@ -87,6 +88,7 @@ class Engine:
         self.whole = self._whole_step()
         drafted_by = f"{config.proposer} {config.drafter} {config.draft_quantization} {config.draft_dtype}"
         drafted_by += "" if chosen is None else f" {len(chosen)}"
+        drafted_by += "" if config.draft_device is None else f" on {config.draft_device}"
         self.conditions = conditions(model.config, built.ops.dtype, built.ops.device, drafted_by)
         """What the costs of drafting depend on."""
         self.depths: Depths = FixedDepths()

@@ -15,14 +15,16 @@ from headlong.config import EngineConfig
 from headlong.engine.build import Built, build, survey
 from headlong.engine.runner import Runner
 from headlong.errors import ConfigError
+from headlong.models.mtp import MtpHead
 from headlong.progress import ProgressFn, silent
 from headlong.sampling.sampler import Sampler
 from headlong.speculate.chain import First, Then
 from headlong.speculate.draft_model import DraftModelProposer, check_vocabulary
+from headlong.speculate.elsewhere import HeadElsewhere
 from headlong.speculate.mtp import MtpProposer
 from headlong.speculate.ngram import MAX_MATCH, MIN_MATCH, NgramProposer
 from headlong.speculate.proposer import NoDrafts, Proposer
-from headlong.state.specs import Capacity
+from headlong.state.specs import Capacity, HeadPlace
 from headlong.state.state import State
 
 PARTS = ("mtp", "ngram", "draft")
@@ -46,11 +48,14 @@ class Drafting:
 def resolve_proposer(config: EngineConfig, built: Built, drafter: Built | None) -> Drafting:
     """What the config's proposer means for these models. No parts: there is nobody to draft."""
     name = config.proposer
-    if name == "auto":
-        if drafter is not None:
-            return Drafting((("draft",),))
+    if name == "auto" and drafter is None:
         return Drafting((("mtp",),) if built.head is not None else ())
-    drafting = parse(name)
+    drafting = Drafting((("draft",),)) if name == "auto" else parse(name)
+    if "mtp" not in drafting.parts and config.draft_device is not None:
+        raise ConfigError(
+            f"draft_device is where the MTP head drafts, but {'+'.join(drafting.parts)} drafts without it; "
+            "leave draft_device out, or use proposer='mtp'"
+        )
     if "mtp" in drafting.parts and built.head is None:
         raise ConfigError(
             f"proposer {name!r} needs an MTP head, but {built.head_refusal}; use 'ngram', or 'auto' to do without"
@@ -109,7 +114,10 @@ def make_proposer(
     made: dict[str, Proposer] = {}
     if "mtp" in drafting.parts:
         assert built.head is not None
-        made["mtp"] = MtpProposer(built.model, built.head, state, sampler, draft_tokens_T)
+        if built.lent is None:
+            made["mtp"] = MtpProposer(built.model, built.head, state, sampler, draft_tokens_T)
+        else:
+            made["mtp"] = HeadElsewhere(built.lent, built.head, state, sampler, draft_tokens_T)
     if "draft" in drafting.parts:
         assert drafter is not None
         runner = Runner(drafter.model, _draft_state(drafter, config, state))
@@ -122,6 +130,14 @@ def make_proposer(
     if not links:
         return NoDrafts()
     return First(*links) if len(links) > 1 else links[0]
+
+
+def head_place(built: Built, head: MtpHead | None) -> HeadPlace | None:
+    """Where the state of a head goes that is not where its target is."""
+    if head is None or built.lent is None:
+        return None
+    ops = built.lent.ops
+    return HeadPlace(frozenset(head.state_specs), ops.dtype, ops.device)
 
 
 def _draft_state(drafter: Built, config: EngineConfig, state: State) -> State:

@@ -7,45 +7,28 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from headlong.errors import CheckpointError
 from headlong.layers.context import Context
 from headlong.layers.decoder import DecoderLayer
 from headlong.layers.weights import Scope
 from headlong.models.config import ModelConfig
-from headlong.ops.embedding.native import NativeEmbedding
+from headlong.models.ends import Ends
 from headlong.ops.embedding.reference import Embedding
 from headlong.ops.norm.native import NativeRmsNorm
 from headlong.ops.program import RESULT, STREAM, Program
-from headlong.ops.rope.reference import Rotary
 from headlong.state.layer import LayerState
 from headlong.state.specs import LayerSpec
 
 LayerFactory = Callable[[ModelConfig, int | None, Scope], DecoderLayer]
 """Makes layer number i of a family, or, where the number is None, the block of its MTP head."""
 
-ROPE_FACTORS = "rope_freqs.weight"
-"""Divisors of the rotary frequencies, which a GGUF file holds where others say in the config how to compute them."""
 
-
-class DecoderModel:
+class DecoderModel(Ends):
     """Tokens to hidden states after the final norm, and those to logits."""
 
     def __init__(self, config: ModelConfig, layer: LayerFactory, scope: Scope) -> None:
-        self.config = config
-        vocab, hidden = config.vocab_size, config.hidden_size
-        self.embedding = scope.ops.embedding(scope.matrix("embed_tokens", vocab, hidden))
+        super().__init__(config, scope)
         self.layers = [layer(config, i, scope(f"layers.{i}")) for i in range(len(config.layer_types))]
-        self.norm = scope.norm("norm", hidden, config.eps, centred=config.centred_norms)
-        # A stored lm_head wins over a config that calls it tied.
-        own_head = not config.tied or scope.has("lm_head.weight")
-        if own_head:
-            self.lm_head = scope.ops.linear(scope.matrix("lm_head", vocab, hidden))
-        elif isinstance(self.embedding, NativeEmbedding):
-            self.lm_head = self.embedding.linear
-        else:
-            self.lm_head = scope.ops.linear(self.embedding.weight)
-        self.rotary = _rotary(config, scope)
-        self.ops = scope.ops
+        self.norm = scope.norm("norm", config.hidden_size, config.eps, centred=config.centred_norms)
         self.program = self._record()
 
     @property
@@ -64,9 +47,6 @@ class DecoderModel:
         """Whether it can be a CUDA graph."""
         return self.launches_alone and self.ops.device.type == "cuda"
 
-    def embed(self, tokens_N: Tensor) -> Tensor:
-        return self.embedding(tokens_N)
-
     def forward(self, tokens_N: Tensor, context: Context, states: Mapping[str, LayerState]) -> Tensor:
         x_ND = self.embed(tokens_N)
         if self.program is not None:
@@ -75,9 +55,6 @@ class DecoderModel:
         for layer in self.layers:
             x_ND = layer(x_ND, context, states[layer.name])
         return self.norm(x_ND)
-
-    def logits(self, hidden_ND: Tensor) -> Tensor:
-        return self.lm_head(hidden_ND)
 
     def _record(self) -> Program | None:
         """All layers and the last norm in one call, where all of it is native."""
@@ -88,18 +65,3 @@ class DecoderModel:
             return None
         program.norm(self.norm, STREAM, RESULT)
         return program
-
-
-def _rotary(config: ModelConfig, scope: Scope) -> Rotary:
-    """Stored factors win over a scaling in the config: they are what it would compute."""
-    theta, rotary_dim = config.rope_theta, config.rotary_dim
-    factors = None
-    if scope.has(ROPE_FACTORS):
-        factors = scope.vector(ROPE_FACTORS, rotary_dim // 2)
-        if not factors.is_meta and not bool((factors.isfinite() & (factors > 0)).all()):
-            raise CheckpointError(
-                f"tensor {ROPE_FACTORS!r} must hold positive numbers; the file is damaged, fetch it again"
-            )
-    elif config.rope_scaling is not None:
-        factors = config.rope_scaling.factors(theta, rotary_dim)
-    return Rotary.of(theta, rotary_dim, config.attention.head_dim, scope.ops.device, factors)

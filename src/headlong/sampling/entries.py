@@ -34,7 +34,7 @@ class Entries:
         requests = [table.requests[row.slot] for row in rows]
         self.row_params = [request.params for request in requests if request is not None]
         assert len(self.row_params) == len(rows), "a row without a request cannot be sampled"
-        self._drafts_RK = drafts_RK
+        self._drafts_RK = None if drafts_RK is None else drafts_RK.to(self.device)
         self._table = table
 
     def which(self, wanted: Callable[[SamplingParams], bool]) -> list[int]:

@@ -54,6 +54,7 @@ class LoadRequest(Strict):
     draft_quantization: str | None = Field(default=None, max_length=64)
     draft_dtype: str | None = Field(default=None, max_length=64)
     draft_vocab: Count | None = None
+    draft_device: str | None = Field(default=None, max_length=64)
     device: str | None = Field(default=None, max_length=64)
     dtype: str | None = Field(default=None, max_length=64)
     max_rows: Count | None = None

@@ -113,6 +113,9 @@ class Settings:
     draft_vocab: int | str | None = _engine(
         "tokens", "draft among so many tokens alone, the most frequent, or those a file lists; by default all"
     )
+    draft_device: str | None = _engine(
+        "text", "where the head drafts, if not on the model's device: cpu, cuda:1"
+    )
     proposer: str | None = _engine(
         "text", "who drafts: mtp, ngram, draft, or a chain such as ngram+mtp; auto is mtp"
     )

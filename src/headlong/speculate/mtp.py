@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headlong.layers.context import Context
-from headlong.models.decoder import DecoderModel
+from headlong.models.ends import Ends
 from headlong.models.mtp import MtpHead
 from headlong.ops.graphs import Graphs
 from headlong.ops.rope.reference import angles
@@ -35,7 +35,7 @@ class MtpProposer:
 
     def __init__(
         self,
-        model: DecoderModel,
+        model: Ends,
         head: MtpHead,
         state: State,
         sampler: Sampler,
@@ -222,7 +222,7 @@ class MtpProposer:
 class _Passes:
     """The contexts of the head's passes: one token for each row that still drafts, a position further each time."""
 
-    def __init__(self, model: DecoderModel, state: State, rows: list[RowPlan]) -> None:
+    def __init__(self, model: Ends, state: State, rows: list[RowPlan]) -> None:
         self.ops = model.ops
         self.page_size = state.page_size
         self.starts = [row.start for row in rows]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headlong.layers.context import Context
-from headlong.models.decoder import DecoderModel
+from headlong.models.ends import Ends
 from headlong.models.mtp import MtpHead
 from headlong.ops.rope.reference import angles
 from headlong.state.pages import page_table
@@ -43,7 +43,7 @@ class Pairs(NamedTuple):
 class PairReader:
     """One head over the state it shares with its target."""
 
-    def __init__(self, model: DecoderModel, head: MtpHead, state: State) -> None:
+    def __init__(self, model: Ends, head: MtpHead, state: State) -> None:
         self.model = model
         self.head = head
         self.state = state

@@ -1,6 +1,6 @@
 """What a layer asks the state to keep for it. Each kind says how it is rolled back."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -30,6 +30,15 @@ class DeltaNetSpec:
 LayerSpec = KvSpec | DeltaNetSpec
 
 
+@dataclass(frozen=True)
+class HeadPlace:
+    """Where an MTP head keeps its own state, if that is not where its target does."""
+
+    layers: frozenset[str]
+    kv_dtype: torch.dtype
+    device: torch.device
+
+
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
     """How much state there is, and of what kind. Place 0 of pages and slots comes on top."""
@@ -41,6 +50,13 @@ class Capacity:
     kv_dtype: torch.dtype
     dtype: torch.dtype
     device: torch.device
+    head: HeadPlace | None = None
+
+    def of(self, layer: str) -> "Capacity":
+        """As it is for this layer."""
+        if self.head is None or layer not in self.head.layers:
+            return self
+        return replace(self, kv_dtype=self.head.kv_dtype, device=self.head.device)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from headlong.state.checkpoints import Checkpoint
 from headlong.state.layer import DeltaNetState, KvState, LayerState, allocate, bytes_per_slot
 from headlong.state.pages import Pages, Pool
 from headlong.state.prefix import Match, PrefixCache, Published
+from headlong.state.room import room_on
 from headlong.state.specs import CHECKPOINTS_PER_SLOT, Capacity, DeltaNetSpec, LayerSpec, PrefixCapacity
 from headlong.types import Plan, Verdict
 
@@ -61,10 +62,11 @@ class State:
         self.slots = Pool(capacity.num_slots, "slot")
         self.rows: dict[str, RowState] = {}
         self.layers: dict[str, LayerState] = {
-            name: allocate(name, spec, capacity) for name, spec in specs.items()
+            name: _allocate(name, spec, capacity) for name, spec in specs.items()
         }
         places, device = capacity.num_slots + 1, capacity.device
-        self.carry_SD = torch.zeros(places, hidden_size, dtype=capacity.dtype, device=device)
+        carried = device if capacity.head is None else capacity.head.device
+        self.carry_SD = torch.zeros(places, hidden_size, dtype=capacity.dtype, device=carried)
         """The head's output for the last settled pair: where the next draft starts."""
         self.last_token_S = torch.zeros(places, dtype=torch.long, device=device)
         """Sampled, not yet fed to the model."""
@@ -272,6 +274,14 @@ class State:
             return Checkpoint(layers, num_replay, hidden)
 
         self.prefix.offer(Published(tokens, row.pages, row.primed, row.keys), length, save, tail=tail)
+
+
+def _allocate(name: str, spec: LayerSpec, capacity: Capacity) -> LayerState:
+    own = capacity.of(name)
+    if own is capacity:
+        return allocate(name, spec, capacity)
+    with room_on(own.device):
+        return allocate(name, spec, own)
 
 
 def _store_sizes(

@@ -1,0 +1,60 @@
+"""The two ends of a model, which its MTP head uses too: tokens to vectors, and hidden states to logits.
+
+Between them is the model's business, or the head's. A head on another device has ends of its own, read from the same
+tensors.
+"""
+
+from torch import Tensor
+
+from headlong.errors import CheckpointError
+from headlong.layers.weights import Scope
+from headlong.models.config import ModelConfig
+from headlong.ops.embedding.native import NativeEmbedding
+from headlong.ops.rope.reference import Rotary
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""Divisors of the rotary frequencies, which a GGUF file holds where others say in the config how to compute them."""
+
+
+class Ends:
+    """Embedding and lm_head, with the ops they are made of, and the rotations of their positions."""
+
+    def __init__(self, config: ModelConfig, scope: Scope) -> None:
+        self.config = config
+        self.ops = scope.ops
+        vocab, hidden = config.vocab_size, config.hidden_size
+        self.embedding = scope.ops.embedding(scope.matrix("embed_tokens", vocab, hidden))
+        # A stored lm_head wins over a config that calls it tied.
+        if not config.tied or scope.has("lm_head.weight"):
+            self.lm_head = scope.ops.linear(scope.matrix("lm_head", vocab, hidden))
+        elif isinstance(self.embedding, NativeEmbedding):
+            self.lm_head = self.embedding.linear
+        else:
+            self.lm_head = scope.ops.linear(self.embedding.weight)
+        self.rotary = _rotary(config, scope)
+
+    @property
+    def recordable(self) -> bool:
+        """Whether what is computed with them can be a CUDA graph."""
+        return False
+
+    def embed(self, tokens_N: Tensor) -> Tensor:
+        return self.embedding(tokens_N)
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        return self.lm_head(hidden_ND)
+
+
+def _rotary(config: ModelConfig, scope: Scope) -> Rotary:
+    """Stored factors win over a scaling in the config: they are what it would compute."""
+    theta, rotary_dim = config.rope_theta, config.rotary_dim
+    factors = None
+    if scope.has(ROPE_FACTORS):
+        factors = scope.vector(ROPE_FACTORS, rotary_dim // 2)
+        if not factors.is_meta and not bool((factors.isfinite() & (factors > 0)).all()):
+            raise CheckpointError(
+                f"tensor {ROPE_FACTORS!r} must hold positive numbers; the file is damaged, fetch it again"
+            )
+    elif config.rope_scaling is not None:
+        factors = config.rope_scaling.factors(theta, rotary_dim)
+    return Rotary.of(theta, rotary_dim, config.attention.head_dim, scope.ops.device, factors)
