@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from headlong.ops.elementwise import sigmoid, silu
-from headlong.ops.linear.triton import TritonLinear
-from headlong.ops.linear.triton_kernels import halves
 from headlong.ops.moe import triton as op
 from headlong.ops.moe.reference import moe, route
-from headlong.ops.moe.triton import TritonExperts, plan_shape
+from headlong.ops.moe.triton import TritonExperts
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
 from headlong.ops.registry import Ops
 from headlong.quant.detect import detect
@@ -294,17 +292,3 @@ def test_a_shared_expert_of_another_kind_stays_apart():
     layer, x, logits = Layer(weights), tokens(4, sizes.hidden), logits_of(4, sizes)
     assert not layer.experts.has_shared
     assert_near(layer(x, logits), expected(weights, x, logits, torch.zeros_like(x)), ROUNDED)
-
-
-def test_plans():
-    """Of the shapes of Qwen3.5-35B-A3B and 397B-A17B: one token's experts are work for every multiprocessor, and larger
-    matrices have larger tiles."""
-    for bits, kind in ((16, "bfloat16"), (8, "fp8_block")):
-        matrix = TritonLinear([weight_of(kind, 256, 256, 0)]).matrices[0]
-        for ranks, inner, hidden in ((9, 512, 2048), (11, 1024, 4096)):
-            gate_up = plan_shape(2 * inner, matrix.kind, ranks, gated=True)
-            down = plan_shape(hidden, matrix.kind, ranks, gated=False)
-            assert ranks * inner // (gate_up.block_outs // 2) >= 264
-            assert ranks * hidden // down.block_outs >= 264
-            assert gate_up.block_ins * halves(bits) * bits // 8 >= 128
-        assert gate_up.block_outs == 64

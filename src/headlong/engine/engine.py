@@ -82,9 +82,7 @@ class Engine:
         if head is not None:
             chosen = draft_tokens(config.draft_vocab, model.config.vocab_size, tokenizer, ends)
         with refusing_shortage(self.memory):
-            self.proposer = make_proposer(
-                drafting, config, built, drafter, self.state, self.sampler, chosen
-            )
+            self.proposer = make_proposer(drafting, config, built, drafter, self.state, self.sampler, chosen)
         self.whole = self._whole_step()
         drafted_by = f"{config.proposer} {config.drafter} {config.draft_quantization} {config.draft_dtype}"
         drafted_by += "" if chosen is None else f" {len(chosen)}"

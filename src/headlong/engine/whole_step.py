@@ -7,7 +7,7 @@ goes by parts, with the same tokens.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -32,10 +32,6 @@ MAX_TOKENS = 256
 """Of a step that is one launch."""
 PADDED_TOKENS = 64
 """Up to which rows may be padded: so many tokens cost a pass about as much as one."""
-
-
-Choose = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From logits, slots and positions to tokens."""
 
 
 class _Shape(NamedTuple):
@@ -115,16 +111,19 @@ class WholeStep:
         passes = layout.passes(flat_X)
         target, *ahead = [self._context(part, pages_RP, shape.longest) for part in passes]
         after_N = passes[0].position_N.long() + 1
-        choose = partial(self._choose, shape.sampled)
         self._clock.mark(0)
         drafts_RK = slots_R.new_empty(len(slots_R), 0)
         if layout.num_drafts:
-            drafts_RK = self._draft(slots_R, ahead, after_N.view(-1, each), choose)
+            drafts_RK = self._draft(slots_R, ahead, after_N.view(-1, each), shape.sampled)
         self._clock.mark(1)
         tokens_RJ = torch.cat([state.last_token_S[slots_R][:, None], drafts_RK], dim=1)
         hidden_ND = model.forward(tokens_RJ.flatten(), target, state.layers)
         logits_NV = model.logits(hidden_ND)
-        chosen_N = choose(logits_NV, slots_R.repeat_interleave(each), after_N)
+        if shape.sampled is None:
+            chosen_N = self.sampler.best(logits_NV)
+        else:
+            slots_N = slots_R.repeat_interleave(each)
+            chosen_N = self.sampler.choose_alike(logits_NV, slots_N, after_N, shape.sampled)
         accepted_R = self._settle(chosen_N.view(-1, each), drafts_RK, layout.depths(flat_X), slots_R)
         self._clock.mark(2)
         if shape.reads:
@@ -147,27 +146,29 @@ class WholeStep:
         self.state.last_token_S[slots_R] = chosen_RJ.gather(1, accepted_R[:, None])[:, 0]
         return accepted_R
 
-    def _choose(self, kind: FilterKind | None, logits_LV: Tensor, slots_L: Tensor, after_L: Tensor) -> Tensor:
-        """The tokens at these positions."""
-        if kind is None:
-            return self.sampler.best(logits_LV)
-        return self.sampler.choose_alike(logits_LV, slots_L, after_L, kind)
-
     def _layout(self, num_rows: int, num_drafts: int) -> EvenLayout:
         key = num_rows, num_drafts
         if key not in self._layouts:
             self._layouts[key] = EvenLayout(num_rows, num_drafts)
         return self._layouts[key]
 
-    def _draft(self, slots_R: Tensor, ahead: list[Context], after_RJ: Tensor, choose: Choose) -> Tensor:
+    def _draft(
+        self, slots_R: Tensor, ahead: list[Context], after_RJ: Tensor, kind: FilterKind | None
+    ) -> Tensor:
         """[R, K] from the carry on; rows that are sampled share the target's noise at each position."""
         assert self.drafter is not None
-        head, logits = self.drafter.head, self.drafter.logits
-        hidden_RD = self.state.carry_SD[slots_R]
-        drafts = [choose(logits(hidden_RD), slots_R, after_RJ[:, 0])]
-        for place, context in enumerate(ahead, 1):
-            hidden_RD = head.forward(self.model.embed(drafts[-1]), hidden_RD, context, self.state.layers)
-            drafts.append(choose(logits(hidden_RD), slots_R, after_RJ[:, place]))
+        head, vocabulary = self.drafter.head, self.drafter.vocabulary
+        hidden_RD, drafts = self.state.carry_SD[slots_R], []
+        for place in range(1 + len(ahead)):
+            if place:
+                embedding_RD = self.model.embed(drafts[-1])
+                hidden_RD = head.forward(embedding_RD, hidden_RD, ahead[place - 1], self.state.layers)
+            logits_RT = vocabulary.logits(hidden_RD)
+            if kind is None:
+                drafts.append(vocabulary.tokens(self.sampler.best(logits_RT)))
+            else:
+                whole_RV = vocabulary.whole(logits_RT)
+                drafts.append(self.sampler.choose_alike(whole_RV, slots_R, after_RJ[:, place], kind))
         return torch.stack(drafts, dim=1)
 
     def _context(self, part: Pass, pages_RP: Tensor, longest: int) -> Context:

@@ -15,7 +15,7 @@ import triton
 from torch import Tensor
 
 from headlong.ops.linear.triton import WORKSPACE, TritonLinear
-from headlong.ops.linear.triton_kernels import DTYPES, PROGRAMS, Kind, Matrix, columns_at_once, halves
+from headlong.ops.linear.triton_kernels import DTYPES, Kind, Matrix, columns_at_once, halves
 from headlong.ops.moe import triton_kernels as kernels
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
 from headlong.ops.triton_launch import OPTIONS
@@ -23,7 +23,7 @@ from headlong.quant.format import Weight
 
 PAIRS = 16
 """Of one expert, that a program multiplies at once, whatever their number."""
-ROUTED_TOKENS = 4
+ROUTED_TOKENS = 1
 """That a program routes; if these are all, it groups them too."""
 OWN_PAIRS = 16
 """That a program of the grouping finds a place for."""
@@ -32,7 +32,7 @@ WIDTH = 256
 
 
 class Plan(NamedTuple):
-    """How an expert's matrix is cut, by its shape and the number of experts a token has."""
+    """How an expert's matrix is cut."""
 
     block_outs: int
     block_ins: int
@@ -40,13 +40,12 @@ class Plan(NamedTuple):
     num_stages: int
 
 
-def plan_shape(outs: int, kind: Kind, ranks: int, *, gated: bool) -> Plan:
-    """Tiles as large as may be while one token's experts keep all multiprocessors busy."""
-    block = 64
-    tiled = outs // 2 if gated else outs
-    while block > 32 and ranks * triton.cdiv(tiled, block // 2 if gated else block) < PROGRAMS:
-        block //= 2
-    return Plan(block, columns_at_once(kind.bits), num_warps=4, num_stages=4)
+def plan_shape(kind: Kind, *, gated: bool) -> Plan:
+    """The quickest of those that were measured, from one token to sixty-four."""
+    columns = columns_at_once(kind.bits)
+    if kind.bits == 8 and gated:
+        return Plan(32, columns, num_warps=2, num_stages=4)
+    return Plan(64, columns, num_warps=4, num_stages=3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +64,9 @@ class Stack:
     row_scales_EO: Tensor | None
 
     @classmethod
-    def like(cls, matrix: Matrix, count: int, ranks: int, *, gated: bool) -> "Stack":
+    def like(cls, matrix: Matrix, count: int, *, gated: bool) -> "Stack":
         """Room for so many."""
-        plan = plan_shape(matrix.outs, matrix.kind, ranks, gated=gated)
+        plan = plan_shape(matrix.kind, gated=gated)
         parts = [None if part is None else part.new_empty(count, *part.shape) for part in _parts(matrix)]
         return cls(matrix.kind, matrix.dtype, matrix.ins, plan, gated, *parts)
 
@@ -130,8 +129,8 @@ class TritonExperts:
             if first is None:
                 first, shared = matrices, _matrices(weights.shared, dtype)
                 joined = not isinstance(shared, str) and _alike(shared, first)
-                count, ranks = weights.num_experts + joined, weights.num_active + joined
-                stacks = [Stack.like(m, count, ranks, gated=i == 0) for i, m in enumerate(matrices)]
+                count = weights.num_experts + joined
+                stacks = [Stack.like(m, count, gated=i == 0) for i, m in enumerate(matrices)]
                 if joined:
                     _put(stacks, weights.num_experts, shared)
             if not _alike(matrices, first):
@@ -172,7 +171,7 @@ class TritonExperts:
             logits_NR, experts_P, shares_NR, pairs_P, places, tokens,
             E=self.num_experts, A=active, RANKS=self.ranks, NORMALISE=self.normalise,
             M=PAIRS, T=ROUTED_TOKENS, R=triton.next_power_of_2(active + 1),
-            BLOCK=triton.next_power_of_2(self.num_experts), num_warps=4, **OPTIONS,
+            BLOCK=triton.next_power_of_2(self.num_experts), num_warps=1, **OPTIONS,
         )  # fmt: skip
         if places is None or pairs_P is None:
             places, pairs_P = self.group(experts_P)
