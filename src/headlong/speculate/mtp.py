@@ -62,8 +62,10 @@ class MtpProposer:
             return None
         rows = [plan.rows[number] for number in numbers]
         self._resumed = {row.request.id for row in rows if self.waiting.holds(row.request.id)}
-        if owed := self.waiting.take(self._resumed):
-            self.reader.read(owed)
+        if self._resumed:
+            pages = self._pages(self._resumed)
+            self.reader.read(self.waiting.take(self._resumed), self.state.owed.on(pages))
+            self.state.owed.drop(pages)
         device = self.state.carry_SD.device
         hidden_LD = self.state.carry_SD[torch.tensor([row.slot for row in rows], device=device)]
         tokens_DK = torch.zeros(len(rows), plan.num_drafts, dtype=torch.long, device=device)
@@ -142,8 +144,7 @@ class MtpProposer:
             self.settle(full)
         if not now:
             return
-        if owed := self.waiting.take(plan.rows[number].request.id for number, _ in now):
-            self.reader.write(owed)  # what the head says of them is not asked any more
+        self._catch_up(plan.rows[number] for number, _ in now)
         unprimed = any(self._unprimed(plan.rows[number]) for number, _ in now)
         if later or unprimed or len(hidden_ND) > self._whole:
             self.reader.read([self._pairs(plan, number, flat, hidden_ND, verdict) for number, flat in now])
@@ -167,13 +168,32 @@ class MtpProposer:
 
     @torch.inference_mode()
     def settle(self, row_ids: Iterable[str]) -> None:
-        """Writes what waits for these rows: their pages then are those of rows that were read at every step. A row
-        whose pages others are to use must be settled before it goes."""
-        if owed := self.waiting.unwritten(row_ids):
-            self.reader.write(owed)
+        """Their pages then hold, or owe, all that those of rows that were read at every step do. A row whose pages
+        others are to use must be settled before it goes."""
+        size = self.state.page_size
+        pieces = [piece for own in self.waiting.unwritten(row_ids) for piece in own.on_pages(size)]
+        if pieces and not self.state.owed.add(pieces):
+            self.reader.write(pieces)
 
     def check_integrity(self) -> None:
         self.waiting.check()
+
+    def _catch_up(self, rows: Iterable[RowPlan]) -> None:
+        """Writes whatever these rows' pages lack before what they were just fed, for rows that had paused or begin on
+        pages of others."""
+        behind = [row.request.id for row in rows if row.known_tokens or self.waiting.holds(row.request.id)]
+        pages = self._pages(behind)
+        pieces = self.state.owed.on(pages)
+        for own in self.waiting.take(behind):  # what the head says of them is not asked any more
+            pieces += own.on_pages(self.state.page_size)
+        if pieces:
+            self.reader.write(pieces)
+            self.state.owed.drop(pages)
+
+    def _pages(self, row_ids: Iterable[str]) -> list[int]:
+        """All that something may be owed for; none where nothing is."""
+        rows = [self.state.rows[row_id] for row_id in row_ids] if self.state.owed else []
+        return [page for row in rows for page in row.pages]
 
     def _pauses(self, row: RowPlan, accepted: int) -> bool:
         """Whether the row's pair may wait. One that had paused and saw all its drafts fail will pause again."""

@@ -5,6 +5,7 @@ therefore read in two passes: keys and values of all but the last ones, then the
 positions, not who waits for what.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,8 @@ from headlong.layers.context import Context
 from headlong.models.ends import Ends
 from headlong.models.mtp import MtpHead
 from headlong.ops.rope.reference import angles
+from headlong.ops.upload import upload
+from headlong.state.owed import OnPage
 from headlong.state.pages import page_table
 from headlong.state.state import RowState, State
 from headlong.types import Rows
@@ -39,6 +42,16 @@ class Pairs(NamedTuple):
         own = slice(first - self.start, last - self.start)
         return Pairs(self.held, first, self.hidden_ND[own], self.tokens_N[own])
 
+    def on_pages(self, size: int) -> list[OnPage]:
+        """The same, page by page."""
+        pieces, position = [], self.start
+        while position < self.end:
+            until = min(self.end, position - position % size + size)
+            part = self.part(position, until)
+            pieces.append(OnPage(self.held.pages[position // size], position, part.hidden_ND, part.tokens_N))
+            position = until
+        return pieces
+
 
 class PairReader:
     """One head over the state it shares with its target."""
@@ -48,13 +61,16 @@ class PairReader:
         self.head = head
         self.state = state
 
-    def read(self, rows: list[Pairs]) -> None:
+    def read(self, rows: list[Pairs], owed: Sequence[OnPage] = ()) -> None:
         """Primes the head with these pairs; the last of each row gives its carry. Later than at once makes no
-        difference: what a pair leaves depends on the pairs before it alone."""
+        difference: what a pair leaves depends on the pairs before it alone. What is `owed` is written before them."""
+        earlier = list(owed)
         if sum(row.end - row.start for row in rows) > WHOLE:
-            if earlier := [row.part(row.start, row.end - 1) for row in rows if row.end > row.start + 1]:
-                self.write(earlier)
+            for row in rows:
+                earlier += row.part(row.start, row.end - 1).on_pages(self.state.page_size)
             rows = [row.part(row.end - 1, row.end) for row in rows]
+        if earlier:
+            self.write(earlier)
         lens = tuple(row.end - row.start for row in rows)
         context = self._context(rows, [row.start for row in rows], lens, [row.held.pages for row in rows])
         out_ND = self.head.forward(*self._inputs(rows), context, self.state.layers)
@@ -65,35 +81,33 @@ class PairReader:
         slots = torch.tensor([row.held.slot for row in rows], device=out_ND.device)
         self.state.carry_SD[slots] = out_ND[torch.tensor(last, device=out_ND.device)]
 
-    def write(self, rows: list[Pairs]) -> None:
+    def write(self, pieces: Sequence[OnPage]) -> None:
         """Keys and values alone. Every page is shown as a sequence of its own, so that a long past costs nothing."""
         size = self.state.page_size
-        starts, lens, pages = [], [], []
-        for row in rows:
-            position, end = row.start, row.end
-            while position < end:
-                count = min(end, position - position % size + size) - position
-                starts.append(position % size)
-                lens.append(count)
-                pages.append([row.held.pages[position // size]])
-                position += count
-        context = self._context(rows, starts, tuple(lens), pages)
-        self.head.remember(*self._inputs(rows), context, self.state.layers)
+        starts, lens = [piece.start % size for piece in pieces], tuple(piece.num_pairs for piece in pieces)
+        context = self._context(pieces, starts, lens, [[piece.page] for piece in pieces])
+        self.head.remember(*self._inputs(pieces), context, self.state.layers)
 
-    def _inputs(self, rows: list[Pairs]) -> tuple[Tensor, Tensor]:
-        if len(rows) == 1:
-            return self.model.embed(rows[0].tokens_N), rows[0].hidden_ND
-        tokens_N = torch.cat([row.tokens_N for row in rows])
-        return self.model.embed(tokens_N), torch.cat([row.hidden_ND for row in rows])
+    def _inputs(self, parts: Sequence[Pairs | OnPage]) -> tuple[Tensor, Tensor]:
+        if len(parts) == 1:
+            return self.model.embed(parts[0].tokens_N), parts[0].hidden_ND
+        tokens_N = torch.cat([part.tokens_N for part in parts])
+        return self.model.embed(tokens_N), torch.cat([part.hidden_ND for part in parts])
 
     def _context(
-        self, rows: list[Pairs], starts: list[int], lens: tuple[int, ...], pages: list[list[int]]
+        self,
+        parts: Sequence[Pairs | OnPage],
+        starts: list[int],
+        lens: tuple[int, ...],
+        pages: list[list[int]],
     ) -> Context:
         """Rotations by the pairs' true positions; where they are written, by the starts and pages given."""
         ops, device = self.model.ops, self.state.carry_SD.device
-        positions_N = torch.cat([torch.arange(row.start, row.end, device=device) for row in rows])
-        last = max(row.end for row in rows) - 1
-        rotation = angles(positions_N, self.model.rotary, ops.activation_dtype, last)
+        positions: list[int] = []
+        for part, count in zip(parts, lens, strict=True):
+            positions.extend(range(part.start, part.start + count))
+        (positions_N,) = upload([positions], device)
+        rotation = angles(positions_N, self.model.rotary, ops.activation_dtype, max(positions))
         nothing = (0,) * len(lens)
         step = Rows(nothing, tuple(starts), lens, nothing, nothing)
         return Context(rotation, ops.plan_attention(step, page_table(pages, device), self.state.page_size))

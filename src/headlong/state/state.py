@@ -15,6 +15,7 @@ from torch import Tensor
 from headlong.ops.upload import upload
 from headlong.state.checkpoints import Checkpoint
 from headlong.state.layer import DeltaNetState, KvState, LayerState, allocate, bytes_per_slot
+from headlong.state.owed import ROOM, OwedPairs
 from headlong.state.pages import Pages, Pool
 from headlong.state.prefix import Match, PrefixCache, Published
 from headlong.state.room import room_on
@@ -70,6 +71,9 @@ class State:
         """The head's output for the last settled pair: where the next draft starts."""
         self.last_token_S = torch.zeros(places, dtype=torch.long, device=device)
         """Sampled, not yet fed to the model."""
+        bytes_per_pair = hidden_size * self.carry_SD.element_size()
+        self.owed = OwedPairs(ROOM // bytes_per_pair if device.type == "cpu" else 0)
+        """What the head has yet to write on pages, whoever holds them."""
         self.caching = prefix is not None
         self.head = prefix is not None and prefix.head
         recurrent = any(isinstance(spec, DeltaNetSpec) for spec in specs.values())
@@ -126,7 +130,7 @@ class State:
     def reserve(self, row_id: str, length: int) -> bool:
         """Makes room for `length` tokens in all; False, and no change, if pages are short."""
         row = self.rows[row_id]
-        pages = self.pages.take(max(0, self.pages_for(length) - len(row.pages)))
+        pages = self._fresh(max(0, self.pages_for(length) - len(row.pages)))
         if pages is None:
             return False
         row.pages.extend(pages)
@@ -198,6 +202,7 @@ class State:
         """Asserts that no page or slot is lost or miscounted, and that what is kept is known by its own tokens."""
         self.prefix.check([page for row in self.rows.values() for page in row.pages])
         self.slots.check([row.slot for row in self.rows.values()])
+        self.owed.check(self.page_size)
         for row_id, row in self.rows.items():
             assert len(row.pages) >= self.pages_for(row.length), f"{row_id}: settled tokens without a page"
             assert len(set(row.pages)) == len(row.pages), f"{row_id}: a page twice"
@@ -212,20 +217,27 @@ class State:
         fresh ones. If there is none for the last, it is taken itself, unless somebody holds it: a hit never needs more
         room than reading the prompt would."""
         if not found:
-            return self.pages.take(count)
+            return self._fresh(count)
         *shared, last = found
         self.pages.share(found)
-        fresh = self.pages.take(count - len(shared))
+        fresh = self._fresh(count - len(shared))
         if fresh is not None:
             self.pages.give_back([last])
             return [*shared, *fresh]
         if self.pages.holders(last) == 1:
-            fresh = self.pages.take(count - len(found))
+            fresh = self._fresh(count - len(found))
         if fresh is None:
             self.pages.give_back(found)
             return None
         self.prefix.forget(last)
         return [*found, *fresh]
+
+    def _fresh(self, count: int) -> list[int] | None:
+        """Pages for one holder alone, if there are as many."""
+        pages = self.pages.take(count)
+        if pages:
+            self.owed.drop(pages)
+        return pages
 
     def _copy_last(self, found: Sequence[int], pages: Sequence[int]) -> None:
         if not found or pages[len(found) - 1] == found[-1]:
@@ -233,6 +245,7 @@ class State:
         for layer in self.layers.values():
             if isinstance(layer, KvState):
                 layer.copy_page(found[-1], pages[len(found) - 1])
+        self.owed.copy(found[-1], pages[len(found) - 1])
 
     def _restore(self, row: RowState, saved: Checkpoint) -> None:
         for name, tensors in saved.layers.items():
