@@ -49,10 +49,11 @@ class Cell:
 
 
 class Line:
-    """value = level + slope · x through weighted points; never falling."""
+    """value = level + slope · x through weighted points; never falling, and nowhere below `least`."""
 
-    def __init__(self, points: Iterable[tuple[float, float, float]]) -> None:
+    def __init__(self, points: Iterable[tuple[float, float, float]], least: float = 1e-9) -> None:
         """`points` are (x, value, weight)."""
+        self.least = least
         weight = sum_x = sum_y = sum_xx = sum_xy = 0.0
         for x, y, w in points:
             weight += w
@@ -65,7 +66,7 @@ class Line:
         self.level = (sum_y - self.slope * sum_x) / weight
 
     def at(self, x: float) -> float:
-        return max(self.level + self.slope * x, 1e-9)
+        return max(self.level + self.slope * x, self.least)
 
 
 class Table:
@@ -103,10 +104,13 @@ class Table:
 
     def at(self, rows: int, x: int) -> float:
         rows = bucket(rows)
-        values = self._values.setdefault(rows, {})
-        if x not in values:
-            values[x] = self._predict(rows, x)
-        return values[x]
+        values = self._values.get(rows)
+        if values is None:
+            values = self._values[rows] = {}
+        value = values.get(x)
+        if value is None:
+            value = values[x] = self._predict(rows, x)
+        return value
 
     def most(self, rows: int, x: int) -> float:
         """What a measurement may say."""
@@ -117,9 +121,7 @@ class Table:
         return self._line(bucket(rows)).slope
 
     def _predict(self, rows: int, x: int) -> float:
-        cells = self._cells.get(rows, {})
-        least = LEAST * min((cell.value for cell in cells.values()), default=0.0)
-        expected, cell = max(self._line(rows).at(x), least), cells.get(x)
+        expected, cell = self._line(rows).at(x), self._cells.get(rows, {}).get(x)
         if cell is None:
             return expected
         own = len(cell) / (len(cell) + 1.0)
@@ -133,14 +135,15 @@ class Table:
     def _draw(self, rows: int) -> Line:
         """Through the row count's own cells, and while they are few, lightly through what its neighbours say."""
         cells = self._cells.get(rows, {})
+        least = max(1e-9, LEAST * min((cell.value for cell in cells.values()), default=0.0))
         if len(cells) >= FEW:
-            return Line(_points(cells))
+            return Line(_points(cells), least)
         unit = self._unit(rows)
         near = [
             (x, value, 1.0) for x in (0.0, FAR * unit) if (value := self._neighbours(rows, x)) is not None
         ]
         if cells:
-            return Line([*_points(cells), *(near or self._leaning(rows))])
+            return Line([*_points(cells), *(near or self._leaning(rows))], least)
         return Line(near or [(0.0, self._level, 1.0), (unit, self._level + self._slope, 1.0)])
 
     def _neighbours(self, rows: int, x: float) -> float | None:

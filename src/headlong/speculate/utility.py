@@ -49,37 +49,32 @@ def best(rows: Sequence[Candidate], costs: Costs, margin: float = MARGIN) -> Ste
     found = plain = expect(rows, [0 if row.free else row.limit for row in rows], costs)
     for _ in range(min(2, len(rows))):
         worth = found.rate
-        found = max(plain, _best_limit(rows, worth, costs), key=lambda step: step.rate)
+        found = max(plain, _best_limit(rows, _ends(rows, worth, costs), costs), key=_rate)
         if found.rate <= worth * 1.01:
             break
     if len(rows) > 1:
-        common = max(_common(rows, costs), key=lambda step: step.rate)
+        common = max(plain, _best_limit(rows, [row.limit for row in rows], costs), key=_rate)
         found = found if found.rate > OWN_MARGIN * common.rate else common
     return found if found.rate > margin * plain.rate else plain
 
 
-def _common(rows: Sequence[Candidate], costs: Costs) -> list[Step]:
-    """One depth for all, as far as they may."""
-    limits = range(max(row.limit for row in rows) + 1)
-    return [
-        expect(rows, [min(row.limit, d) if row.free else row.limit for row in rows], costs) for d in limits
-    ]
-
-
-def _best_limit(rows: Sequence[Candidate], worth: float, costs: Costs) -> Step:
-    """`worth`: tokens that a second could give."""
-    free = [row for row in rows if row.free]
-    fixed = [row for row in rows if not row.free]
+def _ends(rows: Sequence[Candidate], worth: float, costs: Costs) -> list[int]:
+    """The most drafts each row should have, if tokens that a second could give are `worth` so many."""
     deepest = max(row.limit for row in rows)
     dear = worth * (costs.verify.slope(len(rows)) + costs.draft_share(len(rows), deepest))
-    ends = [_end(row, dear) for row in free]
-    live = [(row.curve.stands, end) for row, end in zip(free, ends, strict=True) if end]
+    return [_end(row, dear) if row.free else row.limit for row in rows]
+
+
+def _best_limit(rows: Sequence[Candidate], ends: Sequence[int], costs: Costs) -> Step:
+    """The limit for all that gives most; nobody goes beyond their end, and rows that are not free go there."""
+    live = [(row.curve.stands, end) for row, end in zip(rows, ends, strict=True) if row.free and end]
+    fixed = [row for row in rows if not row.free]
     tokens = len(rows) + sum(row.curve.gains[row.limit] for row in fixed)
     drafts = sum(row.limit for row in fixed)
     drafting = len(live) + sum(row.limit > 0 for row in fixed)
     least = max((row.limit for row in fixed), default=0)
     limit, best_tokens, best_seconds = 0, 0.0, 1.0
-    for depth in range(1, max(ends, default=0) + 1):
+    for depth in range(1, max((end for _, end in live), default=0) + 1):
         for stands, end in live:
             if end >= depth:
                 tokens += stands[depth]
@@ -87,9 +82,12 @@ def _best_limit(rows: Sequence[Candidate], worth: float, costs: Costs) -> Step:
         seconds = costs.seconds(len(rows), drafts, drafting, max(depth, least))
         if tokens * best_seconds > best_tokens * seconds:
             limit, best_tokens, best_seconds = depth, tokens, seconds
-    own = iter(ends)
-    depths = tuple(min(next(own), limit) if row.free else row.limit for row in rows)
+    depths = tuple([min(end, limit) if row.free else end for row, end in zip(rows, ends, strict=True)])
     return Step(depths, best_tokens, best_seconds)
+
+
+def _rate(step: Step) -> float:
+    return step.rate
 
 
 def _end(row: Candidate, dear: float) -> int:
