@@ -20,9 +20,10 @@ from simulated_machine import (
 )
 
 from headlong import SamplingParams
+from headlong.speculate import depth as depth_module
 from headlong.speculate.acceptance import Acceptance, Curve
 from headlong.speculate.costs import FEW, Costs, Table
-from headlong.speculate.depth import AdaptiveDepths, FixedDepths, Wish
+from headlong.speculate.depth import TOUR, AdaptiveDepths, FixedDepths, Wish
 from headlong.speculate.profile import Cost, Profile
 from headlong.speculate.utility import Candidate, best
 from headlong.types import Plan, Request, StepTimes
@@ -158,6 +159,36 @@ def test_a_slow_spell_is_no_reason_to_change(name):
     best_speed = machine.best_fixed(list(rates(0).values()))[1]
     assert run.speed(80, 160) > 0.9 * best_speed
     assert run.speed(160) > 0.9 * best_speed
+
+
+def test_a_tour_is_not_cut_short_by_what_was_chosen_for_other_rows():
+    depths = AdaptiveDepths(MAX_DEPTH)
+    few = simulate(depths, TINY, alike(2, 0.0), 100)
+    assert few.mean_depth(80) == 0
+    many = simulate(depths, TINY, alike(16, 0.0), len(TOUR))
+    assert [set(step.values()) for step in many.depths] == [{depth} for depth in TOUR]
+
+
+@pytest.mark.parametrize(("rows", "rate"), [(1, 0.8), (4, 0.9), (16, 0.0)])
+def test_most_steps_are_not_thought_about(monkeypatch, rows, rate):
+    depths = AdaptiveDepths(MAX_DEPTH, profile_of(GPU if rate else TINY))
+    calls = {"best": 0, "measured": 0}
+    honest, observe = depth_module.best, Costs.observe
+
+    def best_spy(*args):
+        calls["best"] += 1
+        return honest(*args)
+
+    def observe_spy(*args, **options):
+        calls["measured"] += 1
+        observe(*args, **options)
+
+    monkeypatch.setattr(depth_module, "best", best_spy)
+    monkeypatch.setattr(Costs, "observe", observe_spy)
+    monkeypatch.setattr(depth_module, "WORTH_ASKING", 1.0)
+    run = simulate(depths, GPU if rate else TINY, alike(rows, rate), 600)
+    assert (run.mean_depth(100) > 2) == (rate > 0)
+    assert calls["best"] < 600 * 0.3 and 600 * 0.2 < calls["measured"] < 600 * 0.55
 
 
 def test_rows_that_chose_for_themselves_keep_their_depth():

@@ -1,26 +1,16 @@
 """How many tokens each row drafts in a step. Its choices change speed, never tokens."""
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from headlong.speculate.acceptance import HOPE, Acceptance
+from headlong.speculate.acceptance import Acceptance
 from headlong.speculate.costs import Costs, bucket
 from headlong.speculate.gate import UtilityGate
+from headlong.speculate.probing import Probing
 from headlong.speculate.profile import Profile
-from headlong.speculate.utility import GOING_ON, MARGIN, Candidate, Step, best, expect
+from headlong.speculate.utility import GOING_ON, MARGIN, Candidate, Step, best
 from headlong.types import Gate, Plan, RowPlan, StepTimes, Verdict
 
-PROBE_SHARE = 0.0125
-"""Of all time, what may be lost to steps that are taken for what they teach."""
-PROBE_SAVINGS, PROBE_DEBT = 2.0, 2.0
-"""Plain steps that can be saved up for probes, and lost in advance after a surprise."""
-UNLIKELY = 0.15
-"""Chance of what counts as a surprise."""
-PROBE_EVERY, HOPELESS = 4, 32
-"""Steps until rows that do not draft are looked for again: usually, and if drafting could not pay them at all."""
-ASIDE_EVERY = 32
-"""Steps after which rows that draft try another depth for once."""
 TOUR = (3, 1, 5, 3, 1, 5, 3, 1, 5, 0, 0, 0)
 """Depths tried in turn where nothing is known of as many rows, or half or twice as many: thrice each, so that one
 measurement may go wrong."""
@@ -33,8 +23,8 @@ WORTH_ASKING = 2e-3
 """Seconds of a plain step from which on they are asked: an answer takes the host a twentieth of a millisecond."""
 MORE = 3
 """Drafts beyond the best common depth that a row may have as long as they look good."""
-RESTING = 4
-"""Of so many steps in a row that nobody thinks about, one is measured."""
+RESTING, STANDING = 4, 3
+"""Of so many steps in a row that are like the one before, one is measured: where nobody drafts, and where they do."""
 KEEP, KEEP_PLAIN = 8, 64
 """Steps for which a choice stands if nothing new was learned of acceptance: one with drafts, and one without, whose
 steps teach nothing of it."""
@@ -78,7 +68,7 @@ class FixedDepths:
 
 class AdaptiveDepths:
     """Chooses the depths that promise most tokens per second, by the costs and the acceptance seen so far, and now
-    and then others, to learn. What that loses is kept within `PROBE_SHARE`."""
+    and then others, to learn."""
 
     def __init__(self, max_depth: int, profile: Profile | None = None, *, asks: bool = True) -> None:
         """`asks`: whether drafters can be asked how sure they are while they draft."""
@@ -101,24 +91,11 @@ class AdaptiveDepths:
         """Whether there is anything to choose in this step."""
         self._resting = 0
         """Steps in a row that were like the one before and not thought about."""
-        self._credit = 0.0
-        """Seconds that probes may lose; seconds as the tables have them, here and below."""
-        self._price = 0.0
-        """What the last step that was thought of for what it teaches would have lost: less than that buys none."""
-        self._until_probe, self._until_aside = 0, ASIDE_EVERY
-        self._hopeless = 0
-        """Looks in a row that found no row worth a probe."""
-        self._probing: dict[str, float] = {}
-        """Rows that draft in this step only to be seen, and how likely their drafts seemed to stand."""
-        self._rate_aside: float | None = None
-        """In a step that is not the best, the rate of the best."""
-        self._surprised = False
-        """Whether far more of the last step's stood."""
+        self._unmeasured = 0
+        """Of those with drafts, the last ones that were not measured."""
+        self._probing = Probing()
         self._paused: frozenset[str] = frozenset()
         """Decoding rows that did not draft in the last step: when they do, the head must catch up first."""
-        self._catch_up = 0.0
-        """Seconds that takes, of late."""
-        self._plain_turn = False
         self._whose: frozenset[str] = frozenset()
         self._choice: tuple[Mapping[str, Wish], Step, int] | None = None
         """The last one, for whom, and how often it may be used again."""
@@ -128,11 +105,12 @@ class AdaptiveDepths:
         return self._gate if self._gating else None
 
     def choose(self, wishes: Mapping[str, Wish], num_prompt_tokens: int) -> Mapping[str, int]:
-        self._probing, self._rate_aside, self._touring = {}, None, False
+        self._probing.begin()
+        self._touring = False
         resting, self._resting = self._resting, 0
-        if self._rests(wishes):
+        if (chosen := self._standing(wishes)) is not None:
             self._resting = resting + 1
-            return dict.fromkeys(wishes, 0)
+            return dict(zip(wishes, chosen.depths, strict=True))
         sampled = any(wish.sampled for wish in wishes.values())
         if sampled != self._sampled:
             self._sampled = sampled
@@ -150,7 +128,7 @@ class AdaptiveDepths:
         depths = None if self._is_known(len(wishes)) else self._tour(wishes, num_prompt_tokens)
         if depths is None:
             chosen = self._best(wishes)
-            depths = self._probe(wishes, chosen) or self._loosened(wishes, chosen)
+            depths = self._other(wishes, chosen) or self._loosened(wishes, chosen)
         return dict(zip(wishes, depths, strict=True))
 
     def observe(self, plan: Plan, verdict: Verdict, times: StepTimes) -> None:
@@ -162,29 +140,26 @@ class AdaptiveDepths:
         decoding = [row for row in plan.rows if not row.known_tokens]
         passes = {row.request.id: count for row in decoding if (count := self._passes(row))}
         resumed = not self._paused.isdisjoint(passes)
-        self._paused = frozenset(row.request.id for row in decoding) - passes.keys()
+        self._paused = frozenset(row.request.id for row in decoding if row.request.id not in passes)
         if not decoding or len(decoding) < len(plan.rows):
             return  # nobody is left of the step, or the prompts' share of the time cannot be told
-        rows, drafts, depth = (
-            len(decoding),
-            sum(row.num_drafts for row in decoding),
-            max(passes.values(), default=0),
-        )
+        if self._choosing and self._resting and self._unmeasured < STANDING - 1:
+            self._unmeasured += 1
+            return
+        steps, self._unmeasured = self._unmeasured + 1, 0
+        rows, drafts = len(decoding), sum(row.num_drafts for row in decoding)
+        depth = max(passes.values(), default=0)
         regular = not resumed and all(count == depth for count in passes.values())
         self.costs.observe(rows, drafts, len(passes), depth, times.verify, times.draft, regular=regular)
         if depth and not regular and not resumed:
             self._gate.observe(self.costs.at_par(times.draft))
         usual = self.costs.seconds(rows, drafts, len(passes), depth)
-        self._credit += PROBE_SHARE * usual if self._choosing else 0.0
-        late = 0.0
+        late, plain = 0.0, self.costs.verify.at(rows, 0)
         if resumed:
             more = self.costs.at_par(times.draft) - self.costs.draft.at(len(passes), depth)
-            late = min(max(0.0, more), self.costs.verify.at(rows, 0))
-            self._catch_up += 0.25 * (late - self._catch_up)
-            late = self._catch_up  # of one step it may be anything
-        if self._rate_aside is not None:
-            self._credit -= usual + late - (rows + sum(verdict.accepted)) / self._rate_aside
-        self._credit = min(self._credit, PROBE_SAVINGS * self.costs.verify.at(rows, 0))
+            late = self._probing.late(min(max(0.0, more), plain))
+        time = steps * usual if self._choosing else 0.0
+        self._probing.book(time, usual + late, rows + sum(verdict.accepted), plain)
         if self._touring:
             place = self._sampled, bucket(rows)
             self._tours[place] = self._tours.get(place, 0) + 1
@@ -194,7 +169,7 @@ class AdaptiveDepths:
         count = RESTING if self._resting else 1
         self.acceptance.tick(count)
         self._gate.calibration.tick(count)
-        self._surprised = False
+        self._probing.surprised = False
         if any(row.known_tokens for row in plan.rows):
             self._paused = frozenset(row.request.id for row in plan.rows if not row.known_tokens)
             return
@@ -202,10 +177,7 @@ class AdaptiveDepths:
         self._paused = self._whose if rows == len(self._whose) else frozenset(r.request.id for r in plan.rows)
         self.costs.observe(rows, 0, 0, 0, times.verify, times.draft, regular=False)
         plain = self.costs.verify.at(rows, 0)
-        self._credit += count * PROBE_SHARE * plain if self._choosing else 0.0
-        if self._rate_aside is not None:
-            self._credit -= plain - rows / self._rate_aside
-        self._credit = min(self._credit, PROBE_SAVINGS * plain)
+        self._probing.book(count * plain if self._choosing else 0.0, plain, rows, plain)
 
     def _passes(self, row: RowPlan) -> int:
         """How deep the row drafted, with what was dropped."""
@@ -215,8 +187,8 @@ class AdaptiveDepths:
     def _learn_acceptance(self, plan: Plan, verdict: Verdict) -> None:
         self.acceptance.tick()
         self._gate.calibration.tick()
-        probed: dict[str, float] = {}
-        stood, learned = 0, False
+        probed: dict[str, bool] = {}
+        learned = False
         for row, accepted in zip(plan.rows, verdict.accepted, strict=True):
             row_id, made, dropped = row.request.id, self._gate.made.get(row.request.id), None
             if made is not None:
@@ -229,11 +201,10 @@ class AdaptiveDepths:
             if row.num_drafts or dropped is not None:
                 self.acceptance.observe(row_id, row.num_drafts, accepted, dropped)
                 learned = True
-            if row_id in self._probing and row.num_drafts:
-                probed[row_id] = self._probing[row_id]
-                stood += accepted > 0
-        self._surprised = _is_surprising(list(probed.values()), stood)
-        if self._surprised:
+            if row_id in self._probing.rows and row.num_drafts:
+                probed[row_id] = accepted > 0
+        self._probing.judge(probed)
+        if self._probing.surprised:
             self.acceptance.doubt(probed)
         if learned and self._choice is not None:
             # Rows learn little in a step, and looking at all of them takes its time.
@@ -243,7 +214,7 @@ class AdaptiveDepths:
     def _keep(self, row_ids: frozenset[str]) -> None:
         """Forgets all other rows."""
         self._whose = row_ids
-        self._price = 0.0
+        self._probing.others_came()
         self._judged &= row_ids
         self.acceptance.keep(row_ids)
         self._gate.calibration.keep(row_ids)
@@ -267,19 +238,21 @@ class AdaptiveDepths:
             Candidate(row_id, curve(row_id), wish.limit, wish.adaptive) for row_id, wish in wishes.items()
         ]
 
-    def _rests(self, wishes: Mapping[str, Wish]) -> bool:
-        """Whether nobody drafts, as in the last step, and nothing is to be thought of anew. Most steps of many rows are
-        such: little may be spent on them."""
-        if self._choice is None or self._surprised or not self._choosing:
-            return False
-        looks = self._until_probe <= 1 and self._credit >= self._price
+    def _standing(self, wishes: Mapping[str, Wish]) -> Step | None:
+        """The last choice, if it stands and nothing is to be thought of anew. Most steps are such: little may be spent
+        on them."""
+        if self._choice is None or not self._choosing:
+            return None
         whose, chosen, left = self._choice
-        if looks or not left or any(chosen.depths) or wishes.keys() != self._whose:
-            return False
+        # Where nobody drafts it does not matter how much they may; where the gate is asked it must be opened.
+        drafting = any(chosen.depths)
+        same = whose == wishes and not self._gating if drafting else whose.keys() == wishes.keys()
+        if not left or not same or self._probing.is_due(chosen):
+            return None
         self._choice = (whose, chosen, left - 1)
-        self._until_probe -= 1
+        self._probing.pass_over(chosen)
         self._gate.made.clear()
-        return True
+        return chosen
 
     def _best(self, wishes: Mapping[str, Wish]) -> Step:
         if self._choice is not None:
@@ -305,68 +278,13 @@ class AdaptiveDepths:
         depth = TOUR[self._tours.get((self._sampled, bucket(len(wishes))), 0)] if self._touring else 0
         return [min(depth, wish.limit) if wish.adaptive else wish.limit for wish in wishes.values()]
 
-    def _probe(self, wishes: Mapping[str, Wish], chosen: Step) -> tuple[int, ...] | None:
-        """Other depths than the best, if something may be learned and enough was saved up for what it loses."""
-        self._until_probe -= 1
-        self._until_aside -= 1
-        if (self._until_probe <= 0 and self._credit >= self._price) or self._surprised:
-            idle = self._worth_a_look(wishes, chosen)
-            depths = tuple(1 if number in idle else depth for number, depth in enumerate(chosen.depths))
-            self._until_probe = PROBE_EVERY if idle or all(chosen.depths) else HOPELESS
-            self._hopeless = 0 if idle or any(chosen.depths) else self._hopeless + 1
-            if self._hopeless >= TOUR_AGAIN:
-                self._hopeless = 0
-                self._tours.clear()
-            ids = [row_id for number, row_id in enumerate(wishes) if number in idle]
-            self._probing = {row_id: self.acceptance.curve(row_id).stands[1] for row_id in ids}
-            if idle and self._affordable(wishes, depths, chosen):
-                return depths
-            self._probing = {}
-        if self._until_aside <= 0:
-            self._until_aside = ASIDE_EVERY
-            depths = self._aside(wishes, chosen)
-            if any(chosen.depths) and self._affordable(wishes, depths, chosen):
-                return depths
-        return None
-
-    def _worth_a_look(self, wishes: Mapping[str, Wish], chosen: Step) -> frozenset[int]:
-        """The rows that do not draft but would, were their drafts as good as drafts can be."""
-        idle = [
-            number
-            for number, (wish, depth) in enumerate(zip(wishes.values(), chosen.depths, strict=True))
-            if wish.adaptive and wish.limit and not depth
-        ]
-        if not idle:
-            return frozenset()
-        hopeful = self._candidates(wishes)
-        for number in idle:
-            hopeful[number] = hopeful[number]._replace(curve=HOPE)
-        hoped = best(hopeful, self.costs)
-        return frozenset(number for number in idle if hoped.depths[number])
-
-    def _aside(self, wishes: Mapping[str, Wish], chosen: Step) -> tuple[int, ...]:
-        """By turns one draft more for every row that drafts, and none at all."""
-        self._plain_turn = not self._plain_turn
-        more = 0 if self._plain_turn else 1
-        return tuple(
-            depth if not wish.adaptive or not depth else min(depth + 1, wish.limit) * more
-            for wish, depth in zip(wishes.values(), chosen.depths, strict=True)
-        )
-
-    def _affordable(self, wishes: Mapping[str, Wish], depths: tuple[int, ...], chosen: Step) -> bool:
-        """Whether savings cover what a step is expected to lose against the best. What it does lose is paid later."""
-        step = expect(self._candidates(wishes), depths, self.costs)
-        debt = PROBE_DEBT * self.costs.verify.at(len(wishes), 0) if self._surprised else 0.0
-        late = self._catch_up if self._probing else 0.0
-        self._price = step.seconds + late - step.tokens / chosen.rate
-        if self._price > self._credit + debt:
-            return False
-        self._rate_aside = chosen.rate
-        return True
-
-
-def _is_surprising(chances: list[float], stood: int) -> bool:
-    """Whether more drafts stood than was to be expected of these chances: all of them against the odds, or far more."""
-    spread = math.sqrt(sum(chance * (1.0 - chance) for chance in chances))
-    against_the_odds = stood == len(chances) and math.prod(chances) < UNLIKELY
-    return bool(chances) and (against_the_odds or stood > sum(chances) + 2.0 * spread)
+    def _other(self, wishes: Mapping[str, Wish], chosen: Step) -> tuple[int, ...] | None:
+        """Depths for a step that is to teach something, if it is time for one."""
+        if not self._probing.is_due(chosen):
+            self._probing.pass_over(chosen)
+            return None
+        depths = self._probing.other(self._candidates(wishes), chosen, self.costs)
+        if self._probing.hopeless >= TOUR_AGAIN:
+            self._probing.hopeless = 0
+            self._tours.clear()
+        return depths
