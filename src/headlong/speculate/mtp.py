@@ -7,7 +7,7 @@ The pairs of a row that the engine lets pause wait until it drafts again or is s
 drafts are not read at all.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -62,10 +62,7 @@ class MtpProposer:
             return None
         rows = [plan.rows[number] for number in numbers]
         self._resumed = {row.request.id for row in rows if self.waiting.holds(row.request.id)}
-        if self._resumed:
-            pages = self._pages(self._resumed)
-            self.reader.read(self.waiting.take(self._resumed), self.state.owed.on(pages))
-            self.state.owed.drop(pages)
+        self._resume(self._resumed)
         device = self.state.carry_SD.device
         hidden_LD = self.state.carry_SD[torch.tensor([row.slot for row in rows], device=device)]
         tokens_DK = torch.zeros(len(rows), plan.num_drafts, dtype=torch.long, device=device)
@@ -156,8 +153,8 @@ class MtpProposer:
         reads = plan.num_drafts > 0 or any(
             row.request.draft_tokens and not row.request.adaptive for row in plan.rows
         )
-        if reads and (owed := self.waiting.take(row.request.id for row in plan.rows)):
-            self.reader.read(owed)
+        if reads:
+            self._resume({row.request.id for row in plan.rows if self.waiting.holds(row.request.id)})
         return reads
 
     def put_off(self, plan: Plan, hidden_ND: Tensor, verdict: Verdict) -> None:
@@ -177,6 +174,13 @@ class MtpProposer:
 
     def check_integrity(self) -> None:
         self.waiting.check()
+
+    def _resume(self, row_ids: Collection[str]) -> None:
+        """Reads all that waits for these rows, of which some does, and what their pages lack."""
+        if row_ids:
+            pages = self._pages(row_ids)
+            self.reader.read(self.waiting.take(row_ids), self.state.owed.on(pages))
+            self.state.owed.drop(pages)
 
     def _catch_up(self, rows: Iterable[RowPlan]) -> None:
         """Writes whatever these rows' pages lack before what they were just fed, for rows that had paused or begin on
