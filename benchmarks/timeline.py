@@ -19,7 +19,7 @@ DRAFTS, VERDICT, OTHER, WAITS = "drafts, head", "verdict", "copies, other", "hos
 BY_STAGE = {"propose": DRAFTS, "observe": DRAFTS, "verify": VERDICT, "commit": VERDICT}
 """Whatever is launched there is that, products of the head too."""
 BY_NAME = (
-    ("products", r"multiply|add_pieces|gemm|gemv|cutlass|cublas"),
+    ("products", r"multiply|_pieces|gemm|gemv|cutlass|cublas"),
     ("attention", r"attend|combine|prepare"),
     ("delta rule", r"delta|_bring|_finish"),
     ("norms, gates", r"norm|silu"),

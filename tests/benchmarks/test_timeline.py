@@ -20,7 +20,7 @@ KERNELS = (
     # name, launched at, runs from, to
     ("multiply", 20, 60, 110),  # the head's
     ("multiply", 130, 150, 650),
-    ("add_pieces", 130, 650, 700),
+    ("norm_pieces", 130, 650, 700),
     ("attend_kernel", 130, 700, 900),
     ("_delta_rule", 130, 900, 1000),
     ("_rms_norm", 130, 1000, 1010),

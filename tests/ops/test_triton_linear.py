@@ -10,10 +10,14 @@ import torch
 from torch import Tensor
 
 from headlong.errors import CheckpointError
-from headlong.ops.linear import triton_kernels
-from headlong.ops.linear.triton import TritonLinear
-from headlong.ops.linear.triton_kernels import PROGRAMS, plan_shape
+from headlong.ops.linear import triton_kernels, triton_widths
+from headlong.ops.linear.triton import TritonLinear, kind_of
+from headlong.ops.linear.triton_kernels import BYTE_PROGRAMS, PROGRAMS, Kind, plan_shape
+from headlong.ops.linear.triton_widths import SURE, WIDTHS, product, width_for
+from headlong.ops.norm.reference import RmsNorm
+from headlong.ops.norm.triton import TritonRmsNorm
 from headlong.ops.registry import Ops
+from headlong.ops.silu_mul.triton import silu_mul
 from headlong.quant.compressed import CompressedInts
 from headlong.quant.detect import detect
 from headlong.quant.format import PackedWeight, Weight
@@ -172,6 +176,55 @@ def test_many_tokens(kind, monkeypatch):
     assert multiply(x[:0]).shape == (0, SHAPES[1][0])
 
 
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "fp8_block", "int4_asym"])
+def test_widths(kind):
+    """A product is one however many tokens are multiplied at once; that its bits are the same is the device's doing."""
+    multiply, x = linear(kind, SHAPES[1]), tokens(70, SHAPES[1][1])
+    matrix = multiply.matrices[0]
+    expected = product(matrix, x.to(matrix.dtype), SURE)
+    assert torch.equal(expected, multiply(x))
+    for width in WIDTHS:
+        torch.testing.assert_close(product(matrix, x.to(matrix.dtype), width), expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", KINDS)
+def test_widths_give_the_same_bits(kind):
+    matrix, x = linear(kind, (1024, 4096)).matrices[0], tokens(300, 4096)
+    sure = product(matrix, x.to(matrix.dtype), SURE)
+    for width in WIDTHS:
+        assert width_for(width, matrix) == width
+        assert torch.equal(product(matrix, x.to(matrix.dtype), width), sure)
+
+
+@pytest.mark.parametrize("agree", [True, False])
+def test_widths_differ_only_where_bits_do_not(agree, monkeypatch):
+    tried = []
+    monkeypatch.setattr(triton_widths, "_interpreted", lambda: False)
+    monkeypatch.setattr(triton_widths, "_agrees", lambda *at: tried.append(at) or agree)
+    matrix = linear("bfloat16", SHAPES[0]).matrices[0]
+    found = [width_for(count, matrix) for count in (1, 16, 17, 64, 65, 129, 5000)]
+    assert found == ([16, 16, 64, 64, 128, 256, 256] if agree else [64] * 7)
+    assert {width for *_, width in tried} == {16, 128, 256}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_widths_are_tried_on(kind, monkeypatch):
+    """Numbers all of them, and a difference in the last bit of one is found."""
+    monkeypatch.setattr(triton_widths, "OUTS", 70)
+    monkeypatch.setattr(triton_widths, "INS", 512)
+    found, generator = kind_of(weight_of(kind, SHAPES[1])), torch.Generator(DEVICE).manual_seed(0)
+    assert isinstance(found, Kind)
+    matrix = linear(kind, SHAPES[1]).matrices[0]
+    some = triton_widths.some_matrix(found, matrix.dtype, generator)
+    out = product(some, torch.ones(2, 512, dtype=some.dtype, device=DEVICE), SURE)
+    assert out.isfinite().all() and (out.std(1) > 0).all()
+    off = iter([torch.zeros(1), torch.zeros(1).nextafter(torch.ones(1))])
+    monkeypatch.setattr(triton_widths, "product", lambda *_: next(off))
+    assert not triton_widths._agrees.__wrapped__(found, matrix.dtype, torch.device(DEVICE), 16)
+
+
 def test_what_lies_beside_the_input_does_not_matter():
     size = SHAPES[1][1]
     multiply, x = linear("bfloat16", SHAPES[1]), tokens(3, size)
@@ -190,6 +243,44 @@ def test_what_is_added():
     assert torch.equal(biased(x), plain + bias)
     assert torch.equal(biased(x, add_to=before), before + (plain + bias))
     assert torch.equal(linear("bfloat16", shape)(x, before), before + plain)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "fp8_block", "int4_asym"])
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
+def test_norm_in_one_go(kind, biased, monkeypatch):
+    """Of the stream that the product is added to, which is the same as without; for each token alone."""
+    shape, dtype = SHAPES[1], torch.float16
+    bias = draw(shape[0], seed=2).to(DEVICE) if biased else None
+    multiply, x, to = (
+        TritonLinear([weight_of(kind, shape)], None, bias),
+        tokens(7, shape[1]),
+        draw(7, shape[0]),
+    )
+    norm = TritonRmsNorm(RmsNorm(draw(shape[0], seed=4).to(DEVICE), 1e-6), dtype)
+    for before in (to.to(DEVICE), None):
+        out, normed = multiply.plus_normed(x, before, norm)
+        assert torch.equal(out, multiply(x, before)) and normed.dtype == dtype
+        torch.testing.assert_close(normed, norm(out), rtol=2e-3, atol=1e-5)
+        for row in range(7):
+            part = slice(row, row + 1)
+            alone = multiply.plus_normed(x[part], None if before is None else before[part], norm)
+            assert torch.equal(alone[0], out[part]) and torch.equal(alone[1], normed[part])
+    monkeypatch.setattr(multiply, "_tokens_at_once", 3)
+    assert torch.equal(multiply.plus_normed(x, None, norm)[1], normed)
+
+
+@pytest.mark.parametrize("kinds", [["bfloat16"] * 2, ["int4_asym"] * 2, ["bfloat16", "fp8_block"]], ids=str)
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
+def test_gate_in_one_go(kinds, biased, monkeypatch):
+    """The same bits as one after the other, also where gates and what they gate are of two kinds."""
+    size = SHAPES[1][0]
+    bias = draw(2 * size, seed=2).to(DEVICE) if biased else None
+    multiply = TritonLinear([weight_of(kind, SHAPES[1]) for kind in kinds], None, bias)
+    x = tokens(5, SHAPES[1][1])
+    found = multiply.gated(x, torch.float16)
+    assert torch.equal(found, silu_mul(multiply(x), torch.float16)) and found.shape == (5, size)
+    monkeypatch.setattr(multiply, "_tokens_at_once", 3)
+    assert torch.equal(multiply.gated(x, torch.float16), found)
 
 
 STACKS = {
@@ -266,8 +357,8 @@ def test_plans_share_the_work_evenly(shape, bits):
     assert all(size & (size - 1) == 0 for size in plan[:2]) and shape[1] % columns == 0
     steps = -(-shape[0] // plan.block_outs) * (shape[1] // columns)
     programs = -(-steps // plan.steps_each)
-    wave = PROGRAMS // 2 if bits == 16 and plan.block_outs == 128 else PROGRAMS
-    assert wave / 5 < programs <= wave
+    wave = BYTE_PROGRAMS if bits == 8 else PROGRAMS
+    assert PROGRAMS / 5 < programs <= wave
     if steps > wave * 16:
         assert steps / (wave * plan.steps_each) > 0.93
 

@@ -5,7 +5,7 @@ reordered, become one linear: those of one kind lie in one matrix, in the order 
 on its own row alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import NamedTuple
@@ -15,14 +15,12 @@ import triton
 from torch import Tensor
 
 from headlong.errors import CheckpointError
-from headlong.ops.linear.triton_kernels import (
-    COLUMNS,
-    DTYPES,
-    TOKENS,
-    Kind,
-    Matrix,
-)
+from headlong.ops.linear import triton_pieces
+from headlong.ops.linear.triton_kernels import COLUMNS, DTYPES, Kind, Matrix
 from headlong.ops.linear.triton_unpack import E2M1, E4M3, FLOAT, INTEGER, NIBBLE
+from headlong.ops.linear.triton_widths import SURE, width_for
+from headlong.ops.norm.triton import TritonRmsNorm
+from headlong.ops.silu_mul.triton import silu_mul
 from headlong.quant.format import PackedWeight, Weight
 from headlong.quant.fp8 import Fp8Weight
 from headlong.quant.nvfp4 import Nvfp4Weight
@@ -151,7 +149,7 @@ class TritonLinear:
         self.matrices = _matrices(weights, order, dtype)
         self._dtype = self.matrices[0].dtype
         most = max(matrix.num_pieces * matrix.outs for matrix in self.matrices)
-        self._tokens_at_once = min(max(WORKSPACE // most, TOKENS), 1 << 15)
+        self._tokens_at_once = min(max(WORKSPACE // most, SURE), 1 << 15)
 
     @staticmethod
     def supports(weight: Weight) -> str | None:
@@ -163,15 +161,52 @@ class TritonLinear:
 
     def __call__(self, x_ND: Tensor, add_to: Tensor | None = None) -> Tensor:
         """float32 [N, out]; plus `add_to`, of the same shape and dtype."""
-        x_ND = x_ND.to(self._dtype).contiguous()
         out_NO = x_ND.new_empty((len(x_ND), self.out_features), dtype=torch.float32)
         residual_NO = None if add_to is None else add_to.contiguous()
-        for first in range(0, len(x_ND), self._tokens_at_once):
-            part = slice(first, first + self._tokens_at_once)
+        for part, x in self._launches(x_ND):
             residual = None if residual_NO is None else residual_NO[part]
             for matrix in self.matrices:
-                matrix.multiply(x_ND[part], out_NO[part], self.bias, residual)
+                triton_pieces.add(matrix, _multiply(matrix, x), self.bias, residual, out_NO[part])
         return out_NO
+
+    def plus(self, x_ND: Tensor, to_ND: Tensor) -> Tensor:
+        """The product added to `to_ND`, in one go."""
+        return self(x_ND, to_ND)
+
+    def plus_normed(self, x_ND: Tensor, to_ND: Tensor | None, norm: TritonRmsNorm) -> tuple[Tensor, Tensor]:
+        """The product, added to `to_ND` if given, and its norm."""
+        whole = self._whole
+        if whole is None:
+            out_NO = self(x_ND, to_ND)
+            return out_NO, norm(out_NO)
+        out_NO = x_ND.new_empty((len(x_ND), self.out_features), dtype=torch.float32)
+        normed_NO = torch.empty_like(out_NO, dtype=norm.dtype)
+        for part, x in self._launches(x_ND):
+            residual, pieces = None if to_ND is None else to_ND[part], _multiply(whole, x)
+            triton_pieces.add_norm(whole, pieces, self.bias, residual, norm, out_NO[part], normed_NO[part])
+        return out_NO, normed_NO
+
+    def gated(self, x_ND: Tensor, dtype: torch.dtype) -> Tensor:
+        """silu(first half of the outputs) · second half."""
+        whole = self._whole
+        if whole is None:
+            return silu_mul(self(x_ND), dtype)
+        out_NI = x_ND.new_empty((len(x_ND), self.out_features // 2), dtype=dtype)
+        for part, x in self._launches(x_ND):
+            triton_pieces.gate(whole, _multiply(whole, x), self.bias, out_NI[part])
+        return out_NI
+
+    def _launches(self, x_ND: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """The tokens that go at once, and what they are multiplied as."""
+        x_ND = x_ND.to(self._dtype).contiguous()
+        for first in range(0, len(x_ND), self._tokens_at_once):
+            part = slice(first, first + self._tokens_at_once)
+            yield part, x_ND[part]
+
+    @property
+    def _whole(self) -> Matrix | None:
+        """The matrix that has all outputs, one beside the other."""
+        return self.matrices[0] if len(self.matrices) == 1 else None
 
     def picked(self, outs_T: Tensor) -> "TritonLinear | None":
         """These outputs alone, from a copy of their weights; None where they lie in several matrices."""
@@ -184,9 +219,9 @@ class TritonLinear:
         linear.out_features = len(outs_T)
         return linear
 
-    def plus(self, x_ND: Tensor, to_ND: Tensor) -> Tensor:
-        """The product added to `to_ND`, in one go."""
-        return self(x_ND, to_ND)
+
+def _multiply(matrix: Matrix, x_ND: Tensor) -> Tensor:
+    return matrix.multiply(x_ND, width_for(len(x_ND), matrix))
 
 
 def _shape(weight: Weight) -> tuple[int, int]:

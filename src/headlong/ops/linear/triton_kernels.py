@@ -1,9 +1,10 @@
 """The kernels of y = x Wᵀ for few tokens: weights are streamed once, as narrow as they are stored.
 
 All steps of a matrix, tile of outputs by tile and along each from its first columns to its last, are one line that is
-cut into equal shares, one for each program. Where a share ends inside a tile, each program leaves a piece of the sum,
-and a second kernel adds the pieces in their order. Shapes of tiles, shares and pieces are the same whatever the number
-of tokens, so a token's bits do not depend on its company.
+cut into equal shares, one for each program. Where a share ends inside a tile, each program leaves a piece of the sum;
+triton_pieces.py adds them in their order. Tiles, shares and pieces are cut the same whatever the number of tokens. How
+many of these are multiplied at once depends on their number, but only where the device gives each the same bits
+(triton_widths.py); so a token's bits do not depend on its company.
 
 N tokens, D inputs, O outputs; a tile has B outputs, a step C columns, a program M tokens.
 """
@@ -21,25 +22,19 @@ import triton.language as tl
 from torch import Tensor
 
 from headlong.ops.linear.triton_unpack import INTERPRETED, decode
-from headlong.ops.triton_launch import LINE, OPTIONS, bring_nearer, follow, let_next_start, wait
+from headlong.ops.triton_launch import OPTIONS, follow
 
-TOKENS = 64
-"""That a program multiplies at once, whatever their number."""
 PROGRAMS = 264
 """That a matrix is shared by: two for each multiprocessor of the GPUs this is made for."""
+BYTE_PROGRAMS = 660
+"""That one of 8 bits is shared by: it is unpacked, and more programs hide more of that."""
 LEAST_STEPS = 4
 """Of a program: less would not fill its pipeline."""
 COLUMNS = 64
 """That are multiplied at once; twice as many of 16 bits, half as many of float32."""
-LARGE = 1 << 27
-"""Weights of 16 bits from which on one program for each multiprocessor, with larger tiles, is quicker than two."""
-AHEAD = 4
-"""Steps whose weights a program has brought nearer while it waits: of all programs about a third of what the device's
-shared cache holds."""
-WIDTH = 256
-"""Outputs whose pieces a program adds."""
+STAGES_MEMORY = 112 << 10
+"""Bytes of a multiprocessor's own memory that a program's steps under way may take, so that two programs fit."""
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-_LINE = tl.constexpr(LINE)
 
 
 @triton.jit
@@ -100,38 +95,20 @@ def add_step(
     return acc_BM
 
 
-@triton.jit
-def bring_steps_nearer(
-    codes, step, last, num_outs, row_stride, num_steps,
-    B: tl.constexpr, C: tl.constexpr, STEPS: tl.constexpr,
-):  # fmt: skip
-    """The codes of so many steps from this one on, none from `last` on."""
-    EACH: tl.constexpr = _LINE * 8 // codes.dtype.element_ty.primitive_bitwidth
-    LINES: tl.constexpr = (C + EACH - 1) // EACH
-    i = tl.arange(0, STEPS * B * LINES)
-    step_I = tl.minimum(step + i // (B * LINES), last - 1)
-    out_I = tl.minimum(step_I // num_steps * B + i // LINES % B, num_outs - 1)
-    column_I = tl.minimum(step_I % num_steps * C + i % LINES * EACH, row_stride - 1)
-    bring_nearer(codes + out_I.to(tl.int64) * row_stride + column_I)
-
-
 @triton.jit(do_not_specialize=["num_tokens", "num_steps", "steps_each", "all_steps"])
 def multiply(
     x_ND, codes, scales, offsets, row_scales, pieces,
     num_tokens, num_outs, num_ins, row_stride, num_scaled, num_steps, steps_each, all_steps,
     DTYPE: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr, HALVES: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr,
-    B: tl.constexpr, C: tl.constexpr, M: tl.constexpr, AHEAD: tl.constexpr,
+    B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """A program's share: `steps_each` of the `all_steps`, of which a tile has `num_steps`, for M of the tokens."""
-    let_next_start()
+    follow()
     tokens_M = tl.program_id(0) * M + tl.arange(0, M)
     there_M = tokens_M < num_tokens
     first = tl.program_id(1) * steps_each
     last = tl.minimum(first + steps_each, all_steps)
-    if AHEAD > 0:
-        bring_steps_nearer(codes, first, last, num_outs, row_stride, num_steps, B, C, AHEAD)
-    wait()
     columns_C = tl.arange(0, C)
     x_CM_at = x_ND + tokens_M.to(tl.int64)[None, :] * num_ins + columns_C[:, None]
     for tile in range(first // num_steps, (last - 1) // num_steps + 1):
@@ -160,34 +137,6 @@ def multiply(
         tl.store(at, acc_BM, mask=(places_B < num_outs)[:, None] & there_M[None, :])
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_steps", "steps_each"])
-def add_pieces(
-    pieces, bias, residual, columns, out,
-    num_tokens, num_outs, num_columns, num_steps, steps_each,
-    B: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """The pieces of each sum one after the other, then the bias, then what it is added to; `columns` says where outputs
-    go, if not one beside the other."""
-    follow()
-    outs = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    token = tl.program_id(1)
-    inside = outs < num_outs
-    first_step = outs // B * num_steps
-    num_pieces = (first_step + num_steps - 1) // steps_each - first_step // steps_each + 1
-    total = tl.zeros((WIDTH,), tl.float32)
-    for piece in tl.static_range(PIECES):
-        at = pieces + (piece * num_tokens + token).to(tl.int64) * num_outs + outs
-        total += tl.load(at, mask=inside & (piece < num_pieces), other=0.0)
-    if columns is not None:
-        outs = tl.load(columns + outs, mask=inside, other=0.0)
-    if bias is not None:
-        total += tl.load(bias + outs, mask=inside, other=0.0).to(tl.float32)
-    at = token.to(tl.int64) * num_columns + outs
-    if residual is not None:
-        total += tl.load(residual + at, mask=inside, other=0.0)
-    tl.store(out + at, total, mask=inside)
-
-
 class Plan(NamedTuple):
     """How a matrix is cut, by its shape alone."""
 
@@ -197,10 +146,9 @@ class Plan(NamedTuple):
     """Steps of `block_ins` columns (twice as many if two share a word) that a program takes."""
     num_warps: int
     num_stages: int
+    """Steps that are under way at once, at most."""
     registers: int | None
     """Of a thread, at most, so that two programs fit on a multiprocessor."""
-    ahead: int = 0
-    """Steps whose weights a program has brought nearer before it waits for its input: 0 or a power of two."""
 
 
 def halves(bits: int) -> int:
@@ -216,20 +164,16 @@ def plan_shape(outs: int, ins: int, *, bits: int = 16) -> Plan:
     """How to cut a matrix whose weights have so many bits, so that every multiprocessor has as much to do."""
     columns = columns_at_once(bits)
     steps = triton.cdiv(ins, columns * halves(bits))
-    if bits == 16:
-        large = outs * ins >= LARGE
-        block, programs = (128, PROGRAMS // 2) if large else (64, PROGRAMS)
-        each = max(triton.cdiv(triton.cdiv(outs, block) * steps, programs), LEAST_STEPS // 2)
-        return Plan(block, columns, each, 8 if large else 4, 4 if large else 3, 128 if large else None, AHEAD)
-    if bits == 8:
-        each = max(triton.cdiv(triton.cdiv(outs, 64) * steps, PROGRAMS), LEAST_STEPS // 2)
-        return Plan(64, columns, each, num_warps=4, num_stages=4, registers=None, ahead=AHEAD)
+    if bits in (8, 16):
+        programs, num_stages = (BYTE_PROGRAMS, 3) if bits == 8 else (PROGRAMS, 4)
+        each = max(triton.cdiv(triton.cdiv(outs, 64) * steps, programs), LEAST_STEPS // 2)
+        return Plan(64, columns, each, 4, num_stages, None)
     block = 128 if triton.cdiv(outs, 128) * steps >= 2 * LEAST_STEPS * PROGRAMS else 64
     each = max(triton.cdiv(triton.cdiv(outs, block) * steps, PROGRAMS), LEAST_STEPS)
-    num_stages = 3 if bits >= 16 else 4
+    num_stages = 3 if bits > 16 else 4
     if block == 128:
-        return Plan(block, columns, each, 8, num_stages, 128, AHEAD)
-    return Plan(block, columns, each, 4, num_stages, None, AHEAD)
+        return Plan(block, columns, each, 8, num_stages, 128)
+    return Plan(block, columns, each, 4, num_stages, None)
 
 
 class Kind(NamedTuple):
@@ -289,22 +233,30 @@ class Matrix:
         tiles = range(triton.cdiv(self.outs, self.plan.block_outs))
         return max((tile * steps + steps - 1) // each - tile * steps // each + 1 for tile in tiles)
 
-    def multiply(self, x_ND: Tensor, out_NO: Tensor, bias: Tensor | None, residual_NO: Tensor | None) -> None:
-        """Into those columns of `out_NO` that are this matrix's."""
+    @property
+    def all_steps(self) -> int:
+        return triton.cdiv(self.outs, self.plan.block_outs) * self.num_steps
+
+    def multiply(self, x_ND: Tensor, width: int) -> Tensor:
+        """The pieces of all sums, [pieces, N, outs]; `width` tokens are multiplied at once."""
         num_tokens, plan, kind = len(x_ND), self.plan, self.kind
-        all_steps = triton.cdiv(self.outs, plan.block_outs) * self.num_steps
         pieces = x_ND.new_empty((self.num_pieces, num_tokens, self.outs), dtype=torch.float32)
-        multiply[triton.cdiv(num_tokens, TOKENS), triton.cdiv(all_steps, plan.steps_each)](
+        multiply[triton.cdiv(num_tokens, width), triton.cdiv(self.all_steps, plan.steps_each)](
             x_ND, self.codes_OC, self.scales_GO, self.offsets_GO, self.row_scales_O, pieces,
             num_tokens, self.outs, self.ins, self.codes_OC.stride(0),
-            0 if self.scales_GO is None else self.scales_GO.shape[1], self.num_steps, plan.steps_each, all_steps,
+            0 if self.scales_GO is None else self.scales_GO.shape[1], self.num_steps, plan.steps_each,
+            self.all_steps,
             DTYPE=DTYPES[self.dtype], CODE=kind.code, ZERO=kind.zero, HALVES=halves(kind.bits),
             GROUP=kind.group, ROWS=kind.rows, EVEN=kind.padded(self.ins) == self.ins,
-            B=plan.block_outs, C=plan.block_ins, M=TOKENS, AHEAD=plan.ahead,
-            num_warps=plan.num_warps, num_stages=plan.num_stages, maxnreg=plan.registers, **OPTIONS,
+            B=plan.block_outs, C=plan.block_ins, M=width,
+            num_warps=plan.num_warps * (2 if width > 128 else 1), num_stages=self._num_stages(width),
+            maxnreg=plan.registers if width <= 64 else None, **OPTIONS,
         )  # fmt: skip
-        add_pieces[triton.cdiv(self.outs, WIDTH), num_tokens](
-            pieces, bias, residual_NO, self.columns_O, out_NO,
-            num_tokens, self.outs, out_NO.shape[1], self.num_steps, plan.steps_each,
-            B=plan.block_outs, PIECES=self.num_pieces, WIDTH=WIDTH, **OPTIONS,
-        )  # fmt: skip
+        return pieces
+
+    def _num_stages(self, width: int) -> int:
+        """The plan's, or as many as there is room for where many tokens are multiplied at once."""
+        plan = self.plan
+        codes = plan.block_outs * plan.block_ins * self.codes_OC.element_size()
+        inputs = width * plan.block_ins * halves(self.kind.bits) * self.dtype.itemsize
+        return max(min(plan.num_stages, STAGES_MEMORY // (codes + inputs)), 2)

@@ -12,6 +12,11 @@ BLOCK = 1024
 
 
 @triton.jit
+def gated(gate, up):
+    return gate / (1.0 + tl.exp(-gate)) * up
+
+
+@triton.jit
 def _silu_mul(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     follow()
     row = tl.program_id(1).to(tl.int64)
@@ -20,7 +25,7 @@ def _silu_mul(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     at = gate_up + row * 2 * SIZE + i
     gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(at + SIZE, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * SIZE + i, gate / (1.0 + tl.exp(-gate)) * up, mask=inside)
+    tl.store(out + row * SIZE + i, gated(gate, up), mask=inside)
 
 
 def silu_mul(gate_up_NI: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -1,0 +1,156 @@
+"""What becomes of the pieces of sums that `multiply` leaves: added one after the other, and with them whatever comes
+next, so that it costs no launch of its own: bias and residual, an MLP's gate, the norm of the residual stream.
+
+Which outputs a program takes does not change how their pieces are added.
+"""
+
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headlong.ops.linear.triton_kernels import Matrix
+from headlong.ops.norm.triton import TritonRmsNorm, normed
+from headlong.ops.silu_mul.triton import gated
+from headlong.ops.triton_launch import OPTIONS, follow
+
+WIDTH = 256
+"""Outputs whose pieces a program adds."""
+_CUT = ["num_tokens", "num_steps", "steps_each"]
+
+
+@triton.jit
+def sum_pieces(
+    pieces, outs, inside, token, num_tokens, num_outs, num_steps, steps_each,
+    B: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    first_step = outs // B * num_steps
+    num_pieces = (first_step + num_steps - 1) // steps_each - first_step // steps_each + 1
+    total = tl.zeros((WIDTH,), tl.float32)
+    for piece in tl.static_range(PIECES):
+        at = pieces + (piece * num_tokens + token).to(tl.int64) * num_outs + outs
+        total += tl.load(at, mask=inside & (piece < num_pieces), other=0.0)
+    return total
+
+
+@triton.jit(do_not_specialize=_CUT)
+def add_pieces(
+    pieces, bias, residual, columns, out, num_columns,
+    num_tokens, num_outs, num_steps, steps_each,
+    B: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Plus the bias, then what it is added to; `columns` says where outputs go, if not one beside the other."""
+    follow()
+    outs = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    token = tl.program_id(1)
+    inside = outs < num_outs
+    total = sum_pieces(
+        pieces, outs, inside, token, num_tokens, num_outs, num_steps, steps_each, B, PIECES, WIDTH
+    )
+    if columns is not None:
+        outs = tl.load(columns + outs, mask=inside, other=0.0)
+    if bias is not None:
+        total += tl.load(bias + outs, mask=inside, other=0.0).to(tl.float32)
+    at = token.to(tl.int64) * num_columns + outs
+    if residual is not None:
+        total += tl.load(residual + at, mask=inside, other=0.0)
+    tl.store(out + at, total, mask=inside)
+
+
+@triton.jit(do_not_specialize=_CUT)
+def gate_pieces(
+    pieces, bias, out,
+    num_tokens, num_outs, num_steps, steps_each,
+    B: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The first half of the outputs are gates of the second."""
+    follow()
+    size = num_outs // 2
+    gates = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    token = tl.program_id(1)
+    inside = gates < size
+    gate = sum_pieces(
+        pieces, gates, inside, token, num_tokens, num_outs, num_steps, steps_each, B, PIECES, WIDTH
+    )
+    up = sum_pieces(
+        pieces, gates + size, inside, token, num_tokens, num_outs, num_steps, steps_each, B, PIECES, WIDTH
+    )
+    if bias is not None:
+        gate += tl.load(bias + gates, mask=inside, other=0.0).to(tl.float32)
+        up += tl.load(bias + size + gates, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + token.to(tl.int64) * size + gates, gated(gate, up), mask=inside)
+
+
+# A row may start anywhere: how it is summed must not depend on where.
+@triton.jit(do_not_specialize=_CUT, do_not_specialize_on_alignment=["residual", "out", "out_normed"])
+def norm_pieces(
+    pieces, bias, residual, weight, eps, out, out_normed,
+    num_tokens, num_outs, num_steps, steps_each,
+    B: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """All outputs of a token."""
+    follow()
+    outs = tl.arange(0, WIDTH)
+    token = tl.program_id(0)
+    inside = outs < num_outs
+    total = sum_pieces(
+        pieces, outs, inside, token, num_tokens, num_outs, num_steps, steps_each, B, PIECES, WIDTH
+    )
+    if bias is not None:
+        total += tl.load(bias + outs, mask=inside, other=0.0).to(tl.float32)
+    at = token.to(tl.int64) * num_outs + outs
+    if residual is not None:
+        total += tl.load(residual + at, mask=inside, other=0.0)
+    tl.store(out + at, total, mask=inside)
+    tl.store(out_normed + at, normed(total, weight, eps, outs, inside), mask=inside)
+
+
+def add(
+    matrix: Matrix, pieces_PNO: Tensor, bias: Tensor | None, residual_NO: Tensor | None, out_NO: Tensor
+) -> None:
+    """Into those columns of `out_NO` that are the matrix's."""
+    add_pieces[triton.cdiv(matrix.outs, WIDTH), len(out_NO)](
+        pieces_PNO, bias, residual_NO, matrix.columns_O, out_NO, out_NO.shape[1],
+        **_cut(matrix, pieces_PNO), WIDTH=WIDTH, **OPTIONS,
+    )  # fmt: skip
+
+
+def gate(matrix: Matrix, pieces_PNO: Tensor, bias: Tensor | None, out_NI: Tensor) -> None:
+    """silu(first half of the outputs) · second half."""
+    gate_pieces[triton.cdiv(out_NI.shape[1], WIDTH), len(out_NI)](
+        pieces_PNO, bias, out_NI, **_cut(matrix, pieces_PNO), WIDTH=WIDTH, **OPTIONS
+    )
+
+
+def add_norm(
+    matrix: Matrix,
+    pieces_PNO: Tensor,
+    bias: Tensor | None,
+    residual_NO: Tensor | None,
+    norm: TritonRmsNorm,
+    out_NO: Tensor,
+    normed_NO: Tensor,
+) -> None:
+    """The sum, and its norm."""
+    assert residual_NO is None or (residual_NO.is_contiguous() and residual_NO.dtype == torch.float32)
+    width = triton.next_power_of_2(matrix.outs)
+    norm_pieces[(len(out_NO),)](
+        pieces_PNO, bias, residual_NO, norm.weight, norm.eps, out_NO, normed_NO,
+        **_cut(matrix, pieces_PNO), WIDTH=width, num_warps=min(max(width // 256, 4), 16), **OPTIONS,
+    )  # fmt: skip
+
+
+def _cut(matrix: Matrix, pieces_PNO: Tensor) -> dict[str, Any]:
+    """Where a kernel finds the pieces."""
+    return {
+        "num_tokens": pieces_PNO.shape[1],
+        "num_outs": matrix.outs,
+        "num_steps": matrix.num_steps,
+        "steps_each": matrix.plan.steps_each,
+        "B": matrix.plan.block_outs,
+        "PIECES": matrix.num_pieces,
+    }
