@@ -7,7 +7,7 @@ from torch import Tensor
 
 from headlong.layers.weights import Scope
 from headlong.ops.elementwise import sigmoid
-from headlong.ops.linear.invariance import Linear, add_product
+from headlong.ops.linear.invariance import Linear, Norm, add_product_normed
 from headlong.ops.linear.native import NativeLinear
 from headlong.ops.moe.reference import moe, route
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
@@ -21,7 +21,7 @@ class Mlp:
     def __init__(self, gate_up: Linear, down: Linear, ops: Ops) -> None:
         self.gate_up = gate_up
         self.down = down
-        self.silu_mul = ops.silu_mul
+        self.gated = ops.gated(gate_up)
 
     @classmethod
     def load(cls, hidden_size: int, intermediate_size: int, scope: Scope, *, bias: bool = False) -> "Mlp":
@@ -30,11 +30,11 @@ class Mlp:
         return cls(gate_up, scope.linear("down_proj", hidden_size, intermediate_size, bias=bias), scope.ops)
 
     def __call__(self, x_ND: Tensor) -> Tensor:
-        return self.down(self.silu_mul(self.gate_up(x_ND)))
+        return self.down(self.gated(x_ND))
 
-    def plus(self, x_ND: Tensor, to_ND: Tensor) -> Tensor:
-        """Added to `to_ND`."""
-        return add_product(to_ND, self.down, self.silu_mul(self.gate_up(x_ND)))
+    def plus(self, x_ND: Tensor, to_ND: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        """Added to `to_ND`; and the norm of that."""
+        return add_product_normed(to_ND, self.down, self.gated(x_ND), norm)
 
     def record(self, program: Program) -> bool:
         """From FIRST, added to the stream; False if it cannot be part of a program."""
@@ -76,8 +76,12 @@ class MoeMlp:
         joined = self.fused is not None and self.fused.has_shared
         self.shared = None if joined else _mlp(weights.shared, scope.ops)
 
-    def plus(self, x_ND: Tensor, to_ND: Tensor) -> Tensor:
-        """Added to `to_ND`."""
+    def plus(self, x_ND: Tensor, to_ND: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        """Added to `to_ND`; and the norm of that."""
+        sum_ND = self._plus(x_ND, to_ND)
+        return sum_ND, norm(sum_ND)
+
+    def _plus(self, x_ND: Tensor, to_ND: Tensor) -> Tensor:
         logits_NR = self.gates(x_ND)
         shared = None if self.shared is None else self.shared(x_ND)
         if self.fused is not None:

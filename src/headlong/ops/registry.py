@@ -223,11 +223,15 @@ class Ops:
             return Embedding(weight, self.activation_dtype)
         return NativeEmbedding(NativeLinear([source]))
 
-    @property
-    def silu_mul(self) -> Callable[[Tensor], Tensor]:
+    def gated(self, gate_up: Linear) -> Callable[[Tensor], Tensor]:
+        """silu(gate) · up of a linear that gives the two side by side; in one go where it can."""
+        in_one_go = getattr(gate_up, "gated", None)
+        if in_one_go is not None:
+            return partial(in_one_go, dtype=self.dtype)
+        silu_mul = native_silu_mul.silu_mul if self.native else reference_silu_mul.silu_mul
         if self.triton is not None:
-            return partial(self.triton.silu_mul, dtype=self.dtype)
-        return native_silu_mul.silu_mul if self.native else reference_silu_mul.silu_mul
+            silu_mul = partial(self.triton.silu_mul, dtype=self.dtype)
+        return lambda x_ND: silu_mul(gate_up(x_ND))
 
     def plan_delta_net(self, rows: Rows, kernel: int, window: int, attention: Any) -> Any:
         """What a step's DeltaNet layers share; `attention` is the plan of its attention layers."""
