@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headlong.errors import CheckpointError
-from headlong.ops.linear import triton_kernels, triton_widths
+from headlong.ops.linear import triton_kernels, triton_pieces, triton_widths
 from headlong.ops.linear.triton import TritonLinear, kind_of
 from headlong.ops.linear.triton_kernels import BYTE_PROGRAMS, PROGRAMS, Kind, plan_shape
 from headlong.ops.linear.triton_widths import SURE, WIDTHS, product, width_for
@@ -283,6 +283,26 @@ def test_gate_in_one_go(kinds, biased, monkeypatch):
     assert torch.equal(multiply.gated(x, torch.float16), found)
 
 
+@pytest.mark.parametrize("kinds", [["bfloat16"], ["fp8_block"], ["bfloat16", "fp8_block"]], ids=str)
+def test_best_output_without_the_others(kinds, monkeypatch):
+    """What the best of all outputs would be: also of equal ones, and of those that are no numbers."""
+    monkeypatch.setattr(triton_pieces, "COMPARED", 16)
+    size = SHAPES[1][0] * len(kinds)
+    bias = torch.zeros(size, device=DEVICE)
+    bias[[20, 50]] = torch.inf
+    weights, x = [weight_of(kind, SHAPES[1]) for kind in kinds], tokens(6, SHAPES[1][1])
+    x[3] = torch.nan
+    x[4, 7] = -torch.inf
+    for offsets in (None, bias):
+        multiply = TritonLinear(weights, None, offsets)
+        found = multiply.best(x)
+        assert found.dtype == torch.long and torch.equal(found, multiply(x).argmax(1))
+        assert torch.equal(torch.cat([multiply.best(row[None]) for row in x]), found)
+    assert found[0] == 20 and found[3] == 0
+    monkeypatch.setattr(multiply, "_tokens_at_once", 4)
+    assert torch.equal(multiply.best(x), found)
+
+
 STACKS = {
     "one kind": ["bfloat16", "bfloat16"],
     "scaled blocks": ["fp8_block", "fp8_block"],
@@ -378,6 +398,7 @@ def test_picked_outputs(kind, outs):
     assert part is not None and part(x).shape == (3, len(outs)) and part.out_features == len(outs)
     expected = whole(x)[:, at.to(DEVICE)]
     torch.testing.assert_close(part(x), expected, rtol=1e-5, atol=1e-5 * whole(x).abs().max().item())
+    assert torch.equal(part.best(x), part(x).argmax(1))
 
 
 def test_of_several_matrices_none_are_picked():

@@ -163,11 +163,10 @@ class WholeStep:
             if place:
                 embedding_RD = self.model.embed(drafts[-1])
                 hidden_RD = head.forward(embedding_RD, hidden_RD, ahead[place - 1], self.state.layers)
-            logits_RT = vocabulary.logits(hidden_RD)
             if kind is None:
-                drafts.append(vocabulary.tokens(self.sampler.best(logits_RT)))
+                drafts.append(vocabulary.best(hidden_RD))
             else:
-                whole_RV = vocabulary.whole(logits_RT)
+                whole_RV = vocabulary.whole(vocabulary.logits(hidden_RD))
                 drafts.append(self.sampler.choose_alike(whole_RV, slots_R, after_RJ[:, place], kind))
         return torch.stack(drafts, dim=1)
 

@@ -23,6 +23,8 @@ class DraftVocabulary:
         if tokens_T is not None and len(tokens_T) < self._vocab_size:
             self._lm_head = model.ops.picked(model.lm_head, tokens_T)
             self.tokens_T = tokens_T.to(model.ops.device)
+        without_logits = getattr(self._lm_head, "best", None)
+        self._best_place = without_logits or (lambda hidden_ND: model.ops.best(self.logits(hidden_ND)))
 
     def __len__(self) -> int:
         return self._vocab_size if self.tokens_T is None else len(self.tokens_T)
@@ -30,6 +32,10 @@ class DraftVocabulary:
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """Of these tokens alone."""
         return self._lm_head(hidden_ND)
+
+    def best(self, hidden_ND: Tensor) -> Tensor:
+        """The likeliest token, without logits where the lm_head can tell it."""
+        return self.tokens(self._best_place(hidden_ND))
 
     def tokens(self, places_N: Tensor) -> Tensor:
         """Those that stand at these places of the logits."""

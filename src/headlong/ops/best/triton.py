@@ -16,7 +16,7 @@ BLOCK = 4096
 
 
 @triton.jit
-def _first_best(x, index, inside):
+def first_best(x, index, inside):
     """The largest number, and the lowest index where it stands; NaN, and its index, if there is one."""
     is_nan = (x != x) & inside
     any_nan = tl.max(is_nan.to(tl.int32), 0) > 0
@@ -33,7 +33,7 @@ def _best_of_part(logits, stride, tops, indices, SIZE: tl.constexpr, BLOCK: tl.c
     index = part * BLOCK + tl.arange(0, BLOCK)
     inside = index < SIZE
     x = tl.load(logits + row * stride + index, mask=inside, other=0.0).to(tl.float32)
-    top, first = _first_best(x, index, inside)
+    top, first = first_best(x, index, inside)
     tl.store(tops + row * parts + part, top)
     tl.store(indices + row * parts + part, first)
 
@@ -46,7 +46,7 @@ def _best_of_parts(tops, indices, tokens, PARTS: tl.constexpr, BLOCK: tl.constex
     inside = part < PARTS
     top = tl.load(tops + row * PARTS + part, mask=inside, other=0.0)
     index = tl.load(indices + row * PARTS + part, mask=inside, other=0)
-    _, first = _first_best(top, index, inside)
+    _, first = first_best(top, index, inside)
     tl.store(tokens + row, first.to(tl.int64))
 
 
@@ -56,11 +56,17 @@ def best(logits_LV: Tensor) -> Tensor:
     parts = triton.cdiv(size, BLOCK)
     tops = torch.empty(rows, parts, dtype=torch.float32, device=logits_LV.device)
     indices = torch.empty(rows, parts, dtype=torch.int32, device=logits_LV.device)
-    tokens_L = torch.empty(rows, dtype=torch.long, device=logits_LV.device)
     _best_of_part[(parts, rows)](
         logits_LV, logits_LV.stride(0), tops, indices, SIZE=size, BLOCK=BLOCK, **OPTIONS
     )
-    _best_of_parts[(rows,)](
-        tops, indices, tokens_L, PARTS=parts, BLOCK=triton.next_power_of_2(parts), **OPTIONS
-    )
+    tokens_L = torch.empty(rows, dtype=torch.long, device=logits_LV.device)
+    best_of_parts(tops, indices, tokens_L)
     return tokens_L
+
+
+def best_of_parts(tops_LP: Tensor, indices_LP: Tensor, tokens_L: Tensor) -> None:
+    """The token of each row, from the best of its parts."""
+    rows, parts = tops_LP.shape
+    _best_of_parts[(rows,)](
+        tops_LP, indices_LP, tokens_L, PARTS=parts, BLOCK=triton.next_power_of_2(parts), **OPTIONS
+    )

@@ -15,6 +15,7 @@ import triton
 from torch import Tensor
 
 from headlong.errors import CheckpointError
+from headlong.ops.best.triton import best
 from headlong.ops.linear import triton_pieces
 from headlong.ops.linear.triton_kernels import COLUMNS, DTYPES, Kind, Matrix
 from headlong.ops.linear.triton_unpack import E2M1, E4M3, FLOAT, INTEGER, NIBBLE
@@ -195,6 +196,16 @@ class TritonLinear:
         for part, x in self._launches(x_ND):
             triton_pieces.gate(whole, _multiply(whole, x), self.bias, out_NI[part])
         return out_NI
+
+    def best(self, x_ND: Tensor) -> Tensor:
+        """Which output is the largest, for each token; of equal ones the first, and what is no number wins."""
+        whole = self._whole
+        if whole is None:
+            return best(self(x_ND))
+        found_N = x_ND.new_empty(len(x_ND), dtype=torch.long)
+        for part, x in self._launches(x_ND):
+            triton_pieces.best(whole, _multiply(whole, x), self.bias, found_N[part])
+        return found_N
 
     def _launches(self, x_ND: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """The tokens that go at once, and what they are multiplied as."""

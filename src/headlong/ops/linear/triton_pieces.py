@@ -1,5 +1,6 @@
 """What becomes of the pieces of sums that `multiply` leaves: added one after the other, and with them whatever comes
-next, so that it costs no launch of its own: bias and residual, an MLP's gate, the norm of the residual stream.
+next, so that it costs no launch of its own: bias and residual, an MLP's gate, the norm of the residual stream, the best
+token.
 
 Which outputs a program takes does not change how their pieces are added.
 """
@@ -13,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headlong.ops.best.triton import best_of_parts, first_best
 from headlong.ops.linear.triton_kernels import Matrix
 from headlong.ops.norm.triton import TritonRmsNorm, normed
 from headlong.ops.silu_mul.triton import gated
@@ -20,6 +22,8 @@ from headlong.ops.triton_launch import OPTIONS, follow
 
 WIDTH = 256
 """Outputs whose pieces a program adds."""
+COMPARED = 1024
+"""Outputs of which a program finds the best."""
 _CUT = ["num_tokens", "num_steps", "steps_each"]
 
 
@@ -109,6 +113,28 @@ def norm_pieces(
     tl.store(out_normed + at, normed(total, weight, eps, outs, inside), mask=inside)
 
 
+@triton.jit(do_not_specialize=_CUT)
+def best_of_pieces(
+    pieces, bias, tops, indices,
+    num_tokens, num_outs, num_steps, steps_each,
+    B: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The best of some outputs, and which it is."""
+    follow()
+    part, token, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    outs = part * WIDTH + tl.arange(0, WIDTH)
+    inside = outs < num_outs
+    total = sum_pieces(
+        pieces, outs, inside, token, num_tokens, num_outs, num_steps, steps_each, B, PIECES, WIDTH
+    )
+    if bias is not None:
+        total += tl.load(bias + outs, mask=inside, other=0.0).to(tl.float32)
+    top, first = first_best(total, outs, inside)
+    at = token.to(tl.int64) * parts + part
+    tl.store(tops + at, top)
+    tl.store(indices + at, first)
+
+
 def add(
     matrix: Matrix, pieces_PNO: Tensor, bias: Tensor | None, residual_NO: Tensor | None, out_NO: Tensor
 ) -> None:
@@ -142,6 +168,17 @@ def add_norm(
         pieces_PNO, bias, residual_NO, norm.weight, norm.eps, out_NO, normed_NO,
         **_cut(matrix, pieces_PNO), WIDTH=width, num_warps=min(max(width // 256, 4), 16), **OPTIONS,
     )  # fmt: skip
+
+
+def best(matrix: Matrix, pieces_PNO: Tensor, bias: Tensor | None, found_N: Tensor) -> None:
+    """Which output is the largest, for each token; of equal ones the first, and what is no number wins."""
+    num_tokens, parts = pieces_PNO.shape[1], triton.cdiv(matrix.outs, COMPARED)
+    tops_NP = pieces_PNO.new_empty(num_tokens, parts)
+    indices_NP = pieces_PNO.new_empty(num_tokens, parts, dtype=torch.int32)
+    best_of_pieces[parts, num_tokens](
+        pieces_PNO, bias, tops_NP, indices_NP, **_cut(matrix, pieces_PNO), WIDTH=COMPARED, **OPTIONS
+    )
+    best_of_parts(tops_NP, indices_NP, found_N)
 
 
 def _cut(matrix: Matrix, pieces_PNO: Tensor) -> dict[str, Any]:
