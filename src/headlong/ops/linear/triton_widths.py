@@ -15,6 +15,8 @@ from headlong.ops.linear.triton_unpack import FLOAT, INTERPRETED
 
 log = logging.getLogger(__name__)
 WIDTHS = (16, 64, 128, 256)
+PACKED_MOST = 128
+"""Of weights that are not 16 bits wide."""
 SURE = 64
 """What all others are measured by, and what serves where they differ."""
 OUTS, INS = 1024, 64 * COLUMNS
@@ -24,7 +26,9 @@ WITHOUT_NAN = ~0x0101
 
 
 def width_for(num_tokens: int, matrix: Matrix) -> int:
-    wanted = next((width for width in WIDTHS if width >= num_tokens), WIDTHS[-1])
+    # Unpacking takes registers that so many sums would need.
+    most = WIDTHS[-1] if matrix.kind.bits == 16 else PACKED_MOST
+    wanted = min(next((width for width in WIDTHS if width >= num_tokens), most), most)
     if wanted == SURE or _interpreted():
         return SURE
     return wanted if _agrees(matrix.kind, matrix.dtype, matrix.codes_OC.device, wanted) else SURE
