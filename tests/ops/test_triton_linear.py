@@ -14,8 +14,6 @@ from headlong.ops.linear import triton_kernels, triton_pieces, triton_widths
 from headlong.ops.linear.triton import TritonLinear, kind_of
 from headlong.ops.linear.triton_kernels import BYTE_PROGRAMS, PROGRAMS, Kind, plan_shape
 from headlong.ops.linear.triton_widths import SURE, WIDTHS, product, width_for
-from headlong.ops.norm.reference import RmsNorm
-from headlong.ops.norm.triton import TritonRmsNorm
 from headlong.ops.registry import Ops
 from headlong.ops.silu_mul.triton import silu_mul
 from headlong.quant.compressed import CompressedInts
@@ -244,30 +242,6 @@ def test_what_is_added():
     assert torch.equal(biased(x), plain + bias)
     assert torch.equal(biased(x, add_to=before), before + (plain + bias))
     assert torch.equal(linear("bfloat16", shape)(x, before), before + plain)
-
-
-@pytest.mark.parametrize("kind", ["bfloat16", "fp8_block", "int4_asym"])
-@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
-def test_norm_in_one_go(kind, biased, monkeypatch):
-    """Of the stream that the product is added to, which is the same as without; for each token alone."""
-    shape, dtype = SHAPES[1], torch.float16
-    bias = draw(shape[0], seed=2).to(DEVICE) if biased else None
-    multiply, x, to = (
-        TritonLinear([weight_of(kind, shape)], None, bias),
-        tokens(7, shape[1]),
-        draw(7, shape[0]),
-    )
-    norm = TritonRmsNorm(RmsNorm(draw(shape[0], seed=4).to(DEVICE), 1e-6), dtype)
-    for before in (to.to(DEVICE), None):
-        out, normed = multiply.plus_normed(x, before, norm)
-        assert torch.equal(out, multiply(x, before)) and normed.dtype == dtype
-        torch.testing.assert_close(normed, norm(out), rtol=2e-3, atol=1e-5)
-        for row in range(7):
-            part = slice(row, row + 1)
-            alone = multiply.plus_normed(x[part], None if before is None else before[part], norm)
-            assert torch.equal(alone[0], out[part]) and torch.equal(alone[1], normed[part])
-    monkeypatch.setattr(multiply, "_tokens_at_once", 3)
-    assert torch.equal(multiply.plus_normed(x, None, norm)[1], normed)
 
 
 @pytest.mark.parametrize("kinds", [["bfloat16"] * 2, ["int4_asym"] * 2, ["bfloat16", "fp8_block"]], ids=str)

@@ -204,7 +204,7 @@ def test_a_device_without_memory_for_the_cache(models, monkeypatch):
     with pytest.raises(ConfigError, match=r"draft_device 'cpu' has no memory left"):
         Engine(built, EngineConfig(draft_device="cpu", **ROOMY))
     assert len(calls) == 9
-    with pytest.raises(RuntimeError, match="allocate memory"):  # of the target's own state nobody says that
+    with pytest.raises(ConfigError, match="of pages and"):  # of the target's own state it is not said
         Engine(built, EngineConfig(draft_device="cpu", **ROOMY))
 
 

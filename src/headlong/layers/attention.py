@@ -9,7 +9,7 @@ from headlong.layers.context import Context
 from headlong.layers.weights import Scope
 from headlong.ops.gated_attention.native import NativeGatedAttention
 from headlong.ops.gated_attention.reference import GatedAttentionWeights
-from headlong.ops.linear.invariance import Norm, add_product_normed
+from headlong.ops.linear.invariance import add_product
 from headlong.ops.linear.native import NativeLinear
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.program import FIRST, NOWHERE, SECOND, STREAM, Program
@@ -65,13 +65,11 @@ class Attention:
     def state_spec(self) -> KvSpec:
         return KvSpec(self.config.num_kv_heads, self.config.head_dim)
 
-    def __call__(
-        self, x_ND: Tensor, context: Context, state: KvState, to_ND: Tensor, norm: Norm
-    ) -> tuple[Tensor, Tensor]:
-        """Added to `to_ND`; and the norm of that."""
+    def __call__(self, x_ND: Tensor, context: Context, state: KvState, to_ND: Tensor) -> Tensor:
+        """Added to `to_ND`."""
         projected = self.project(x_ND)
         attended = self.attend(projected, state.keys, state.values, context.angles, context.attention)
-        return add_product_normed(to_ND, self.out, attended, norm)
+        return add_product(to_ND, self.out, attended)
 
     def remember(self, x_ND: Tensor, context: Context, state: KvState) -> None:
         """Leaves the tokens' keys and values behind, and says nothing of them."""

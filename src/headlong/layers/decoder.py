@@ -1,8 +1,4 @@
-"""One decoder layer: a mixer over time, then a feed-forward, each on a normed residual.
-
-Norms belong to the sums before them, with which they may be computed: a layer is given its input's norm, and gives the
-next one's.
-"""
+"""One decoder layer: a mixer over time, then a feed-forward, each on a normed residual."""
 
 from torch import Tensor
 
@@ -11,7 +7,6 @@ from headlong.layers.context import Context
 from headlong.layers.delta_net import GatedDeltaNet
 from headlong.layers.mlp import Mlp, MoeMlp
 from headlong.layers.weights import Scope
-from headlong.ops.linear.invariance import Norm
 from headlong.ops.norm.native import NativeRmsNorm
 from headlong.ops.program import FIRST, STREAM, Program
 from headlong.state.layer import LayerState
@@ -43,12 +38,9 @@ class DecoderLayer:
     def state_spec(self) -> LayerSpec:
         return self.mixer.state_spec
 
-    def __call__(
-        self, x_ND: Tensor, normed_ND: Tensor, context: Context, state: LayerState, norm: Norm
-    ) -> tuple[Tensor, Tensor]:
-        """From the stream and its `mixer_norm` to the stream and its `norm`, that of what follows."""
-        x_ND, normed_ND = self.mixer(normed_ND, context, state, x_ND, self.mlp_norm)  # type: ignore[arg-type]
-        return self.mlp.plus(normed_ND, x_ND, norm)
+    def __call__(self, x_ND: Tensor, context: Context, state: LayerState) -> Tensor:
+        x_ND = self.mixer(self.mixer_norm(x_ND), context, state, x_ND)  # type: ignore[arg-type]
+        return self.mlp.plus(self.mlp_norm(x_ND), x_ND)
 
     def record(self, program: Program) -> bool:
         """From the stream to the stream; False if some part is not native."""

@@ -9,7 +9,7 @@ from headlong.layers.context import Context
 from headlong.layers.weights import Scope
 from headlong.ops.delta_net.native import NativeDeltaNet
 from headlong.ops.delta_net.reference import DeltaNetWeights
-from headlong.ops.linear.invariance import Linear, Norm, add_product_normed
+from headlong.ops.linear.invariance import Linear, add_product
 from headlong.ops.linear.native import NativeLinear
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.program import FIRST, SECOND, STREAM, Program
@@ -63,12 +63,10 @@ class GatedDeltaNet:
         c = self.config
         return DeltaNetSpec(c.num_value_heads, c.key_dim, c.value_dim, c.conv_channels, c.conv_kernel)
 
-    def __call__(
-        self, x_ND: Tensor, context: Context, state: DeltaNetState, to_ND: Tensor, norm: Norm
-    ) -> tuple[Tensor, Tensor]:
-        """Added to `to_ND`; and the norm of that."""
+    def __call__(self, x_ND: Tensor, context: Context, state: DeltaNetState, to_ND: Tensor) -> Tensor:
+        """Added to `to_ND`."""
         mixed = self.mix(self.project(x_ND), state.delta, state.windows, context.delta_net)
-        return add_product_normed(to_ND, self.out, mixed, norm)
+        return add_product(to_ND, self.out, mixed)
 
     def record(self, program: Program, name: str) -> bool:
         """From FIRST, added to the stream; `name` finds the state. False if it cannot be part of a program."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from headlong.layers.weights import Scope
 from headlong.ops.elementwise import sigmoid
-from headlong.ops.linear.invariance import Linear, Norm, add_product_normed
+from headlong.ops.linear.invariance import Linear, add_product
 from headlong.ops.linear.native import NativeLinear
 from headlong.ops.moe.reference import moe, route
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
@@ -32,9 +32,9 @@ class Mlp:
     def __call__(self, x_ND: Tensor) -> Tensor:
         return self.down(self.gated(x_ND))
 
-    def plus(self, x_ND: Tensor, to_ND: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-        """Added to `to_ND`; and the norm of that."""
-        return add_product_normed(to_ND, self.down, self.gated(x_ND), norm)
+    def plus(self, x_ND: Tensor, to_ND: Tensor) -> Tensor:
+        """Added to `to_ND`."""
+        return add_product(to_ND, self.down, self.gated(x_ND))
 
     def record(self, program: Program) -> bool:
         """From FIRST, added to the stream; False if it cannot be part of a program."""
@@ -76,12 +76,8 @@ class MoeMlp:
         joined = self.fused is not None and self.fused.has_shared
         self.shared = None if joined else _mlp(weights.shared, scope.ops)
 
-    def plus(self, x_ND: Tensor, to_ND: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-        """Added to `to_ND`; and the norm of that."""
-        sum_ND = self._plus(x_ND, to_ND)
-        return sum_ND, norm(sum_ND)
-
-    def _plus(self, x_ND: Tensor, to_ND: Tensor) -> Tensor:
+    def plus(self, x_ND: Tensor, to_ND: Tensor) -> Tensor:
+        """Added to `to_ND`."""
         logits_NR = self.gates(x_ND)
         shared = None if self.shared is None else self.shared(x_ND)
         if self.fused is not None:

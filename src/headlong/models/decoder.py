@@ -52,11 +52,9 @@ class DecoderModel(Ends):
         if self.program is not None:
             size = self.config.hidden_size
             return self.program(x_ND, context.attention, context.angles, states, result_size=size)
-        normed_ND = self.layers[0].mixer_norm(x_ND)
-        norms = [*(layer.mixer_norm for layer in self.layers[1:]), self.norm]
-        for layer, norm in zip(self.layers, norms, strict=True):
-            x_ND, normed_ND = layer(x_ND, normed_ND, context, states[layer.name], norm)
-        return normed_ND
+        for layer in self.layers:
+            x_ND = layer(x_ND, context, states[layer.name])
+        return self.norm(x_ND)
 
     def _record(self) -> Program | None:
         """All layers and the last norm in one call, where all of it is native."""

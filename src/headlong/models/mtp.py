@@ -18,7 +18,6 @@ from headlong.layers.context import Context
 from headlong.layers.weights import Scope
 from headlong.models.config import ModelConfig
 from headlong.models.decoder import LayerFactory
-from headlong.ops.linear.invariance import add_product_normed
 from headlong.ops.linear.native import NativeLinear
 from headlong.ops.norm.native import NativeRmsNorm
 from headlong.ops.program import FIRST, GIVEN, RESULT, STREAM, Program
@@ -52,8 +51,8 @@ class MtpHead:
             return self.forward_program(
                 embedding_ND, context.attention, context.angles, states, hidden_ND, result_size=size
             )
-        x_ND, normed_ND = self._join(embedding_ND, hidden_ND)
-        return self.layer(x_ND, normed_ND, context, states[self.layer.name], self.norm)[1]
+        x_ND = self._join(embedding_ND, hidden_ND)
+        return self.norm(self.layer(x_ND, context, states[self.layer.name]))
 
     def remember(
         self, embedding_ND: Tensor, hidden_ND: Tensor, context: Context, states: Mapping[str, LayerState]
@@ -64,12 +63,11 @@ class MtpHead:
             return
         mixer, state = self.layer.mixer, states[self.layer.name]
         assert isinstance(mixer, Attention) and isinstance(state, KvState)
-        mixer.remember(self._join(embedding_ND, hidden_ND)[1], context, state)
+        mixer.remember(self.layer.mixer_norm(self._join(embedding_ND, hidden_ND)), context, state)
 
-    def _join(self, embedding_ND: Tensor, hidden_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer's input, and its norm."""
-        pair = torch.cat((self.embedding_norm(embedding_ND), self.hidden_norm(hidden_ND)), dim=-1)
-        return add_product_normed(None, self.fc, pair, self.layer.mixer_norm)
+    def _join(self, embedding_ND: Tensor, hidden_ND: Tensor) -> Tensor:
+        pair = (self.embedding_norm(embedding_ND), self.hidden_norm(hidden_ND))
+        return self.fc(torch.cat(pair, dim=-1)).to(hidden_ND.dtype)
 
     def _record(self, *, remembering: bool) -> Program | None:
         """All of it in one call, where all of it is native; the embedding is the stream, the hidden is given."""

@@ -32,28 +32,10 @@ class Linear(Protocol):
     def __call__(self, x_ND: Tensor) -> Tensor: ...
 
 
-Norm = Callable[[Tensor], Tensor]
-
-
 def add_product(to_ND: Tensor, linear: Linear, x_ND: Tensor) -> Tensor:
     """`to_ND` + linear(x), in one go where the linear can."""
     plus = getattr(linear, "plus", None)
     return to_ND + linear(x_ND) if plus is None else plus(x_ND, to_ND)
-
-
-def add_product_normed(
-    to_ND: Tensor | None, linear: Linear, x_ND: Tensor, norm: Norm
-) -> tuple[Tensor, Tensor]:
-    """linear(x), added to `to_ND` if given, in float32 at least; and its norm. In one go where the linear can."""
-    plus_normed = getattr(linear, "plus_normed", None)
-    if plus_normed is not None:
-        return plus_normed(x_ND, to_ND, norm)
-    if to_ND is None:
-        product = linear(x_ND)
-        sum_ND = product.to(torch.promote_types(product.dtype, torch.float32))
-    else:
-        sum_ND = add_product(to_ND, linear, x_ND)
-    return sum_ND, norm(sum_ND)
 
 
 LinearFactory = Callable[[Tensor, int], Linear]

@@ -20,7 +20,6 @@ from headlong.ops.linear import triton_pieces
 from headlong.ops.linear.triton_kernels import COLUMNS, DTYPES, Kind, Matrix
 from headlong.ops.linear.triton_unpack import E2M1, E4M3, FLOAT, INTEGER, NIBBLE
 from headlong.ops.linear.triton_widths import SURE, width_for
-from headlong.ops.norm.triton import TritonRmsNorm
 from headlong.ops.silu_mul.triton import silu_mul
 from headlong.quant.format import PackedWeight, Weight
 from headlong.quant.fp8 import Fp8Weight
@@ -173,19 +172,6 @@ class TritonLinear:
     def plus(self, x_ND: Tensor, to_ND: Tensor) -> Tensor:
         """The product added to `to_ND`, in one go."""
         return self(x_ND, to_ND)
-
-    def plus_normed(self, x_ND: Tensor, to_ND: Tensor | None, norm: TritonRmsNorm) -> tuple[Tensor, Tensor]:
-        """The product, added to `to_ND` if given, and its norm."""
-        whole = self._whole
-        if whole is None:
-            out_NO = self(x_ND, to_ND)
-            return out_NO, norm(out_NO)
-        out_NO = x_ND.new_empty((len(x_ND), self.out_features), dtype=torch.float32)
-        normed_NO = torch.empty_like(out_NO, dtype=norm.dtype)
-        for part, x in self._launches(x_ND):
-            residual, pieces = None if to_ND is None else to_ND[part], _multiply(whole, x)
-            triton_pieces.add_norm(whole, pieces, self.bias, residual, norm, out_NO[part], normed_NO[part])
-        return out_NO, normed_NO
 
     def gated(self, x_ND: Tensor, dtype: torch.dtype) -> Tensor:
         """silu(first half of the outputs) · second half."""

@@ -62,6 +62,8 @@ def add_step(
 ):  # fmt: skip
     """The sum, and the product of a step's columns, one half after the other. `ROWS` outputs have one scale."""
     SHARED: tl.constexpr = 1 if GROUP % (HALVES * C) else HALVES  # halves that have a scale together
+    if scales is not None and GROUP >= C:  # on its way while the columns are multiplied
+        scale_B = tl.load(scales + step * HALVES * C // GROUP * num_scaled + outs_B // ROWS).to(tl.float32)
     part_BM, total_M = tl.zeros((B, M), tl.float32), tl.zeros((M,), tl.float32)
     for half in tl.static_range(HALVES):
         first_column = (step * HALVES + half) * C
@@ -86,9 +88,10 @@ def add_step(
             part_BM = dot(w_BC, x_CM, part_BM)
             if offsets is not None:
                 total_M += tl.sum(x_CM.to(tl.float32), 0)
-            if half % SHARED == SHARED - 1:
-                group = (first_column // GROUP).to(tl.int64)
+            group = (first_column // GROUP).to(tl.int64)
+            if SHARED < HALVES and half > 0:
                 scale_B = tl.load(scales + group * num_scaled + outs_B // ROWS).to(tl.float32)
+            if half % SHARED == SHARED - 1:
                 acc_BM += scale_B[:, None] * part_BM
                 if offsets is not None:
                     acc_BM += tl.load(offsets + group * num_outs + outs_B)[:, None] * total_M[None, :]

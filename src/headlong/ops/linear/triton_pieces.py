@@ -1,6 +1,5 @@
 """What becomes of the pieces of sums that `multiply` leaves: added one after the other, and with them whatever comes
-next, so that it costs no launch of its own: bias and residual, an MLP's gate, the norm of the residual stream, the best
-token.
+next, so that it costs no launch of its own: bias and residual, an MLP's gate, the best token.
 
 Which outputs a program takes does not change how their pieces are added.
 """
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from headlong.ops.best.triton import best_of_parts, first_best
 from headlong.ops.linear.triton_kernels import Matrix
-from headlong.ops.norm.triton import TritonRmsNorm, normed
 from headlong.ops.silu_mul.triton import gated
 from headlong.ops.triton_launch import OPTIONS, follow
 
@@ -89,30 +87,6 @@ def gate_pieces(
     tl.store(out + token.to(tl.int64) * size + gates, gated(gate, up), mask=inside)
 
 
-# A row may start anywhere: how it is summed must not depend on where.
-@triton.jit(do_not_specialize=_CUT, do_not_specialize_on_alignment=["residual", "out", "out_normed"])
-def norm_pieces(
-    pieces, bias, residual, weight, eps, out, out_normed,
-    num_tokens, num_outs, num_steps, steps_each,
-    B: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """All outputs of a token."""
-    follow()
-    outs = tl.arange(0, WIDTH)
-    token = tl.program_id(0)
-    inside = outs < num_outs
-    total = sum_pieces(
-        pieces, outs, inside, token, num_tokens, num_outs, num_steps, steps_each, B, PIECES, WIDTH
-    )
-    if bias is not None:
-        total += tl.load(bias + outs, mask=inside, other=0.0).to(tl.float32)
-    at = token.to(tl.int64) * num_outs + outs
-    if residual is not None:
-        total += tl.load(residual + at, mask=inside, other=0.0)
-    tl.store(out + at, total, mask=inside)
-    tl.store(out_normed + at, normed(total, weight, eps, outs, inside), mask=inside)
-
-
 @triton.jit(do_not_specialize=_CUT)
 def best_of_pieces(
     pieces, bias, tops, indices,
@@ -150,24 +124,6 @@ def gate(matrix: Matrix, pieces_PNO: Tensor, bias: Tensor | None, out_NI: Tensor
     gate_pieces[triton.cdiv(out_NI.shape[1], WIDTH), len(out_NI)](
         pieces_PNO, bias, out_NI, **_cut(matrix, pieces_PNO), WIDTH=WIDTH, **OPTIONS
     )
-
-
-def add_norm(
-    matrix: Matrix,
-    pieces_PNO: Tensor,
-    bias: Tensor | None,
-    residual_NO: Tensor | None,
-    norm: TritonRmsNorm,
-    out_NO: Tensor,
-    normed_NO: Tensor,
-) -> None:
-    """The sum, and its norm."""
-    assert residual_NO is None or (residual_NO.is_contiguous() and residual_NO.dtype == torch.float32)
-    width = triton.next_power_of_2(matrix.outs)
-    norm_pieces[(len(out_NO),)](
-        pieces_PNO, bias, residual_NO, norm.weight, norm.eps, out_NO, normed_NO,
-        **_cut(matrix, pieces_PNO), WIDTH=width, num_warps=min(max(width // 256, 4), 16), **OPTIONS,
-    )  # fmt: skip
 
 
 def best(matrix: Matrix, pieces_PNO: Tensor, bias: Tensor | None, found_N: Tensor) -> None:

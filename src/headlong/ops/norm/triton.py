@@ -10,13 +10,6 @@ from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.triton_launch import OPTIONS, follow
 
 
-@triton.jit
-def normed(value, weight, eps, d, inside):
-    """Of a whole row."""
-    scale = tl.rsqrt(tl.sum(value * value, 0) + eps)
-    return value * scale * tl.load(weight + d, mask=inside, other=0.0).to(tl.float32)
-
-
 # A row may start anywhere: how it is summed must not depend on where.
 @triton.jit(do_not_specialize_on_alignment=["x"])
 def _rms_norm(x, weight, eps, out, D: tl.constexpr, BLOCK: tl.constexpr):
@@ -25,7 +18,9 @@ def _rms_norm(x, weight, eps, out, D: tl.constexpr, BLOCK: tl.constexpr):
     inside = d < D
     at = tl.program_id(0).to(tl.int64) * D + d
     value = tl.load(x + at, mask=inside, other=0.0)
-    tl.store(out + at, normed(value, weight, eps, d, inside), mask=inside)
+    scale = tl.rsqrt(tl.sum(value * value, 0) + eps)
+    weight_D = tl.load(weight + d, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, value * scale * weight_D, mask=inside)
 
 
 class TritonRmsNorm:
