@@ -13,6 +13,7 @@ from headlong.ops.triton_step import TritonStep
 from support.ragged import Share, gather, plan_rows, scatter, schedule, token_by_token
 
 triton = pytest.importorskip("triton")
+from headlong.ops.delta_net import triton as op  # noqa: E402
 from headlong.ops.delta_net.triton import TritonDeltaNet  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -58,10 +59,10 @@ def fresh_state(weights, num_rows):
     return state, windows
 
 
-def plan(net, rows):
+def plan(net, rows, window=WINDOW):
     if isinstance(net, TritonDeltaNet):
         return TritonStep.of(rows, torch.zeros(len(rows.slots), 1, device=DEVICE, dtype=torch.long), 16)
-    return net.plan(rows, KERNEL, WINDOW, DEVICE)
+    return net.plan(rows, KERNEL, window, DEVICE)
 
 
 def run(net, sequences, steps, each=None):
@@ -95,6 +96,17 @@ def snapshots(net, sequences, steps):
     return found
 
 
+class Watched:
+    """A kernel, and a list of the grids it was launched with."""
+
+    def __init__(self, kernel, launched):
+        self.kernel, self.launched = kernel, launched
+
+    def __getitem__(self, grid):
+        self.launched.append(grid)
+        return self.kernel[grid]
+
+
 CASES = [(sizes, False) for sizes in SIZES] + [((2, 4, 8, 4), True)]
 
 
@@ -118,6 +130,52 @@ def test_bits_do_not_depend_on_company_chunks_or_drafts(sizes):
         for slot in (0, -1):
             assert state.committed_SHDE[slot].isnan().all() and state.drafts_SKHX[slot].isnan().all()
             assert windows[slot].isnan().all()
+
+
+@pytest.mark.parametrize(("sizes", "tiled"), [((1, 2, 8, 12), False), *CASES[3:]], ids=str)
+def test_few_and_many_tokens_run_by_different_kernels_to_the_same_bits(monkeypatch, sizes, tiled):
+    net, sequences = TritonDeltaNet(on_device(sizes, tiled=tiled)), draw_sequences(sizes)
+    steps = draw_steps(seed=8)
+    assert any(share.replay and share.drafts for step in steps for share in step)
+    launched, found = [], []
+    monkeypatch.setattr(op.kernels, "bring", Watched(op.kernels.bring, launched))
+    for few in (0, 10**6):
+        monkeypatch.setattr(op, "FEW_TOKENS", few)
+        monkeypatch.setattr(op, "FEW_OF_A_ROW", few)
+        launched.clear()
+        found.append(snapshots(net, sequences, steps))
+        assert len(launched) == (0 if few else len(steps))
+    assert all(torch.equal(many, few) for many, few in zip(*found, strict=True))
+
+
+def test_rows_change_kernels_as_company_comes_and_goes(monkeypatch):
+    """Some steps are of few tokens, some of many; their rows' bits are those of every token alone."""
+    net, sequences = TritonDeltaNet(on_device(SIZES[-1])), draw_sequences(SIZES[-1])
+    steps = draw_steps(seed=1)
+    counts = [sum(share.certain + share.drafts for share in step) for step in steps]
+    limit = sorted(counts)[len(counts) // 2]
+    assert min(counts) <= limit < max(counts)
+    alone = [run(net, sequences, token_by_token(row, n))[0][row] for row, n in enumerate(LENGTHS)]
+    monkeypatch.setattr(op, "FEW_TOKENS", limit)
+    monkeypatch.setattr(op, "FEW_OF_A_ROW", limit)
+    assert all(torch.equal(a, b) for a, b in zip(run(net, sequences, steps)[0], alone, strict=True))
+
+
+def test_no_room_for_drafts():
+    """A state that keeps none: what is kept is the window alone."""
+    sizes = (1, 2, 8, 12)
+    weights, (sequence, *_) = on_device(sizes), draw_sequences(sizes)
+    results = []
+    for net in (TritonDeltaNet(weights), ReferenceDeltaNet(weights)):
+        state = DeltaState.zeros(2, 2, 8, 12, 0, device=DEVICE)
+        windows = torch.zeros(2, PAST, weights.conv_channels, device=DEVICE)
+        for start, end in ((0, 2), (2, 3), (3, 8)):
+            step = plan_rows([Share(0, start, end - start)])
+            results.append(net(sequence[start:end].to(DEVICE), state, windows, plan(net, step, PAST)))
+        results += [state.committed_SHDE[1], windows[1]]
+    half = len(results) // 2
+    for ours, theirs in zip(results[:half], results[half:], strict=True):
+        torch.testing.assert_close(ours, theirs, **CLOSE)
 
 
 def test_one_pass_of_a_whole_prompt():

@@ -1,0 +1,266 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+"""Kernels of the DeltaNet core, in float32: what tokens bring, the delta rule, then the norm and what is kept.
+
+A row's tokens run one after the other in a single loop, whether replayed, certain or drafted: the same
+instructions give the same bits however a row was cut into steps. What tokens bring may be found by a kernel of its own
+or within the delta rule's: its sums are written out pair by pair, and the rule reads it from memory in both, where how
+its sums are made depends on the reading of S alone. What a program overwrites, no other program of its launch reads;
+but programs on the same head's columns may all write what its tokens bring, which is the same.
+"""
+
+import triton
+import triton.language as tl
+
+from headlong.ops.triton_launch import bring_nearer, follow, let_next_start, wait
+
+
+@triton.jit
+def _silu(x):
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _softplus(x):
+    """log1p from log: what 1 + u rounds away is put back by the quotient."""
+    u = tl.exp(x)
+    sum_ = 1.0 + u
+    log1p = tl.where(sum_ == 1.0, u, tl.log(sum_) * (u / (sum_ - 1.0)))
+    return tl.where(x > 20.0, x, log1p)
+
+
+@triton.jit
+def _row(table, row):
+    """slot, certain tokens, drafts, drafts to replay, first token"""
+    at = table + row * 6
+    drafts = tl.load(at + 3)
+    first = tl.load(at + 5).to(tl.int64)
+    return tl.load(at).to(tl.int64), tl.load(at + 2) - drafts, drafts, tl.load(at + 4), first
+
+
+@triton.jit
+def _line(past, new, place, channel, mask, C, WIDTH, PAST):
+    """What the convolution sees at a place of a row: its window first, then the tokens of this step."""
+    is_past = place < PAST
+    old = tl.load(past + place * C + channel, mask=mask & is_past, other=0.0)
+    fed = tl.load(new + (place - PAST) * WIDTH + channel, mask=mask & (place >= PAST), other=0.0)
+    return tl.where(is_past, old, fed)
+
+
+@triton.jit
+def _convolved(past, new, conv, t, channel, mask, C, WIDTH, TAPS: tl.constexpr):
+    """Channels of a row's token t."""
+    total = tl.zeros(channel.shape, tl.float32)
+    place = t + tl.zeros(channel.shape, tl.int64)
+    for tap in tl.static_range(TAPS):
+        x = _line(past, new, place + tap, channel, mask, C, WIDTH, TAPS - 1)
+        weight = tl.load(conv + tap * C + channel, mask=mask, other=0.0).to(tl.float32)
+        total = tl.fma(x, weight, total)
+    return _silu(total)
+
+
+@triton.jit
+def _normalised(x, eps):
+    return x * tl.rsqrt(tl.sum(x * x, 0) + eps)
+
+
+@triton.jit
+def _added(x, SIZE: tl.constexpr):
+    """Pair by pair: an order that no layout changes. [1]"""
+    if SIZE == 1:
+        return x
+    else:
+        even, odd = tl.split(tl.reshape(x, (SIZE // 2, 2)))
+        return _added(even + odd, SIZE // 2)
+
+
+@triton.jit
+def _unit(x, eps, SIZE: tl.constexpr):
+    """x over its length, with the same bits in any kernel."""
+    even, odd = tl.split(tl.reshape(x, (SIZE // 2, 2)))
+    return x * tl.rsqrt(_added(tl.fma(odd, odd, even * even), SIZE // 2) + eps)
+
+
+@triton.jit
+def _bring_tokens(
+    past, new, conv, rate, dt_bias, inputs, begin, end, head, e, in_e,
+    QK_EPS: tl.constexpr, KEY_HEADS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    TAPS: tl.constexpr, TILED: tl.constexpr, POW_D: tl.constexpr,
+):  # fmt: skip
+    """Of a row's tokens from begin to end, for a value head: k, v, decay, β as drafts are kept, then q."""
+    C: tl.constexpr = 2 * KEY_HEADS * D + H * E
+    WIDTH: tl.constexpr = C + H * E + 2 * H
+    key_head = head % KEY_HEADS if TILED else head // (H // KEY_HEADS)
+    d = tl.arange(0, POW_D)
+    in_d = d < D
+    q_at, k_at, v_at = key_head * D + d, (KEY_HEADS + key_head) * D + d, 2 * KEY_HEADS * D + head * E + e
+    a_bias, a_rate = tl.load(dt_bias + head).to(tl.float32), tl.load(rate + head).to(tl.float32)
+    for t in range(begin, end):
+        q = _convolved(past, new, conv, t, q_at, in_d, C, WIDTH, TAPS)
+        k = _convolved(past, new, conv, t, k_at, in_d, C, WIDTH, TAPS)
+        v = _convolved(past, new, conv, t, v_at, in_e, C, WIDTH, TAPS)
+        gates = new + t * WIDTH + C + H * E + head
+        beta = 1.0 / (1.0 + tl.exp(-tl.load(gates)))
+        decay = tl.exp(a_rate * _softplus(tl.load(gates + H) + a_bias))
+        to = inputs + (t * H + head) * (2 * D + E + 2)
+        tl.store(to + d, _unit(k, QK_EPS, POW_D), mask=in_d)
+        tl.store(to + D + e, v, mask=in_e)
+        tl.store(to + D + E, decay)
+        tl.store(to + D + E + 1, beta)
+        tl.store(to + D + E + 2 + d, _unit(q, QK_EPS, POW_D), mask=in_d)
+
+
+@triton.jit(do_not_specialize_on_alignment=["projected"])
+def bring(
+    projected, windows, conv, rate, dt_bias, table, row_of, inputs,
+    QK_EPS: tl.constexpr, KEY_HEADS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    TAPS: tl.constexpr, WINDOW: tl.constexpr, TILED: tl.constexpr, POW_D: tl.constexpr, POW_E: tl.constexpr,
+):  # fmt: skip
+    """What a token brings for a value head."""
+    follow()
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    C: tl.constexpr = 2 * KEY_HEADS * D + H * E
+    slot, _, _, replay, first = _row(table, tl.load(row_of + token))
+    past, new = windows + (slot * WINDOW + replay) * C, projected + first * (C + H * E + 2 * H)
+    e = tl.arange(0, POW_E)
+    _bring_tokens(
+        past, new, conv, rate, dt_bias, inputs + first * H * (2 * D + E + 2), token - first, token - first + 1,
+        head, e, e < E, QK_EPS, KEY_HEADS, H, D, E, TAPS, TILED, POW_D,
+    )  # fmt: skip
+
+
+@triton.jit
+def _brought(drafts, inputs, i, replay, d, e, in_e, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr):
+    """k, v, decay, β, q of the i-th that runs: drafts to replay first, which have no q."""
+    X: tl.constexpr = D + E + 2
+    replays = i < replay
+    x = tl.where(replays, drafts + i.to(tl.int64) * H * X, inputs + (i - replay).to(tl.int64) * H * (X + D))
+    k = tl.load(x + d, mask=d < D, other=0.0)
+    v = tl.load(x + D + e, mask=in_e, other=0.0)
+    q = tl.load(x + X + d, mask=d < tl.where(replays, 0, D), other=0.0)
+    return k, v, tl.load(x + D + E), tl.load(x + D + E + 1), q
+
+
+@triton.jit
+def _run_tokens(
+    S, S_at, in_S, drafts, inputs, out, replay, certain, num_drafts, d, e, in_e,
+    H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+):  # fmt: skip
+    """The delta rule over all of a row's tokens; each is read while the one before runs."""
+    total = replay + certain + num_drafts
+    k, v, decay, beta, q = _brought(drafts, inputs, total * 0, replay, d, e, in_e, H, D, E)
+    for i in range(total):
+        # The last is read twice, so that no load needs a condition.
+        following = tl.minimum(i + 1, total - 1)
+        next_k, next_v, next_decay, next_beta, next_q = _brought(
+            drafts, inputs, following, replay, d, e, in_e, H, D, E
+        )
+        S = S * decay
+        change = (v - tl.sum(k[:, None] * S, 0)) * beta
+        S = tl.fma(k[:, None], change[None, :], S)
+        to = out + (i - replay).to(tl.int64) * H * E + e
+        tl.store(to, tl.sum(q[:, None] * S, 0), mask=e < tl.where(i < replay, 0, E))
+        if i + 1 == replay + certain:
+            tl.store(S_at, S, mask=in_S)
+        k, v, decay, beta, q = next_k, next_v, next_decay, next_beta, next_q
+
+
+@triton.jit(do_not_specialize_on_alignment=["projected"])
+def delta_rule(
+    projected, windows, conv, rate, dt_bias, inputs, memory, drafts, table, out,
+    BRINGS: tl.constexpr, QK_EPS: tl.constexpr,
+    KEY_HEADS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr, TAPS: tl.constexpr,
+    WINDOW: tl.constexpr, MAX_DRAFTS: tl.constexpr, TILED: tl.constexpr, POW_D: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """A row's tokens on a few columns of a value head's S. What they bring is found first, unless it was."""
+    block, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    let_next_start()
+    bring_nearer(table + row * 6)
+    wait()
+    C: tl.constexpr = 2 * KEY_HEADS * D + H * E
+    WIDTH: tl.constexpr = C + H * E + 2 * H
+    X: tl.constexpr = D + E + 2
+    slot, certain, num_drafts, replay, first = _row(table, row)
+    d, e = tl.arange(0, POW_D), block * BLOCK_E + tl.arange(0, BLOCK_E)
+    in_e = e < E
+    in_S = (d < D)[:, None] & in_e[None, :]
+    S_at = memory + ((slot * H + head) * D + d[:, None]) * E + e[None, :]
+    S = tl.load(S_at, mask=in_S, other=0.0)
+    inputs += first * H * (X + D)
+    if BRINGS:
+        past, new = windows + (slot * WINDOW + replay) * C, projected + first * WIDTH
+        end = (certain + num_drafts).to(tl.int64)
+        _bring_tokens(
+            past, new, conv, rate, dt_bias, inputs, end * 0, end,
+            head, e, in_e, QK_EPS, KEY_HEADS, H, D, E, TAPS, TILED, POW_D,
+        )  # fmt: skip
+        tl.debug_barrier()
+    _run_tokens(
+        S, S_at, in_S, drafts + (slot * MAX_DRAFTS * H + head) * X, inputs + head * (X + D),
+        out + (first * H + head) * E, replay, certain, num_drafts, d, e, in_e, H, D, E,
+    )  # fmt: skip
+
+
+@triton.jit
+def _keep_window(window, new, certain, drafts, replay, channel, C, WIDTH, PAST, POW_W: tl.constexpr):
+    """The inputs before the drafts, and theirs. It moves onto itself, so all is read before any is kept."""
+    place = tl.arange(0, POW_W)[:, None].to(tl.int64)
+    channel = channel[None, :]
+    mask = (place < PAST + drafts) & (channel < C)
+    kept = _line(window + replay * C, new, certain + place, channel, mask, C, WIDTH, PAST)
+    tl.debug_barrier()
+    tl.store(window + place * C + channel, kept, mask=mask)
+
+
+@triton.jit
+def _keep(
+    projected, windows, inputs, drafts, table, row, part, head,
+    KEY_HEADS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr, TAPS: tl.constexpr,
+    WINDOW: tl.constexpr, MAX_DRAFTS: tl.constexpr, PARTS: tl.constexpr,
+    POW_X: tl.constexpr, POW_W: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """A value head's draft of this number, and a part of the window."""
+    C: tl.constexpr = 2 * KEY_HEADS * D + H * E
+    WIDTH: tl.constexpr = C + H * E + 2 * H
+    X: tl.constexpr = D + E + 2
+    slot, certain, num_drafts, replay, first = _row(table, row)
+    x = tl.arange(0, POW_X)
+    kept = x < tl.where(part < num_drafts, X, 0)
+    brought = inputs + ((first + certain + part) * H + head) * (X + D) + x
+    tl.store(
+        drafts + ((slot * MAX_DRAFTS + part) * H + head) * X + x,
+        tl.load(brought, mask=kept, other=0.0),
+        mask=kept,
+    )
+    window, new = windows + slot * WINDOW * C, projected + first * WIDTH
+    channel = (head * PARTS + part) * BLOCK_C + tl.arange(0, BLOCK_C)
+    _keep_window(window, new, certain, num_drafts, replay, channel, C, WIDTH, TAPS - 1, POW_W)
+
+
+@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["projected"])
+def finish(
+    projected, windows, inputs, drafts, norm, table, found, out, eps, num_tokens,
+    KEY_HEADS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr, TAPS: tl.constexpr,
+    WINDOW: tl.constexpr, MAX_DRAFTS: tl.constexpr, PARTS: tl.constexpr,
+    POW_E: tl.constexpr, POW_X: tl.constexpr, POW_W: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """The gated norm of a token's value head; or what is kept of a row, now that nothing of before is read."""
+    one, head = tl.program_id(0), tl.program_id(1)
+    let_next_start()
+    e = tl.arange(0, POW_E)
+    in_e = e < E
+    weight = tl.load(norm + e, mask=in_e, other=0.0).to(tl.float32)
+    wait()
+    if one < num_tokens:
+        C: tl.constexpr = 2 * KEY_HEADS * D + H * E
+        token = one.to(tl.int64)
+        gate = tl.load(projected + token * (C + H * E + 2 * H) + C + head * E + e, mask=in_e, other=0.0)
+        at = (token * H + head) * E + e
+        normed = _normalised(tl.load(found + at, mask=in_e, other=0.0), eps)
+        tl.store(out + at, normed * weight * _silu(gate), mask=in_e)
+    else:
+        row, part = (one - num_tokens) // PARTS, (one - num_tokens) % PARTS
+        _keep(
+            projected, windows, inputs, drafts, table, row, part, head, KEY_HEADS, H, D, E, TAPS,
+            WINDOW, MAX_DRAFTS, PARTS, POW_X, POW_W, BLOCK_C,
+        )  # fmt: skip
