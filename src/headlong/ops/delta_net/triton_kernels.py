@@ -11,7 +11,7 @@ but programs on the same head's columns may all write what its tokens bring, whi
 import triton
 import triton.language as tl
 
-from headlong.ops.triton_launch import bring_nearer, follow, let_next_start, wait
+from headlong.ops.triton_launch import follow
 
 
 @triton.jit
@@ -174,9 +174,7 @@ def delta_rule(
 ):  # fmt: skip
     """A row's tokens on a few columns of a value head's S. What they bring is found first, unless it was."""
     block, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    let_next_start()
-    bring_nearer(table + row * 6)
-    wait()
+    follow()
     C: tl.constexpr = 2 * KEY_HEADS * D + H * E
     WIDTH: tl.constexpr = C + H * E + 2 * H
     X: tl.constexpr = D + E + 2
@@ -246,11 +244,10 @@ def finish(
 ):  # fmt: skip
     """The gated norm of a token's value head; or what is kept of a row, now that nothing of before is read."""
     one, head = tl.program_id(0), tl.program_id(1)
-    let_next_start()
+    follow()
     e = tl.arange(0, POW_E)
     in_e = e < E
     weight = tl.load(norm + e, mask=in_e, other=0.0).to(tl.float32)
-    wait()
     if one < num_tokens:
         C: tl.constexpr = 2 * KEY_HEADS * D + H * E
         token = one.to(tl.int64)
