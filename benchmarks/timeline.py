@@ -6,7 +6,7 @@ by kind, and draws SVG. Needs no GPU and runs nothing.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
@@ -19,11 +19,11 @@ DRAFTS, VERDICT, OTHER, WAITS = "drafts, head", "verdict", "copies, other", "hos
 BY_STAGE = {"propose": DRAFTS, "observe": DRAFTS, "verify": VERDICT, "commit": VERDICT}
 """Whatever is launched there is that, products of the head too."""
 BY_NAME = (
-    ("products", r"multiply|_pieces|gemm|gemv|cutlass|cublas"),
+    ("products", r"multiply|add_pieces|gate_pieces|gemm|gemv|cutlass|cublas"),
     ("attention", r"attend|combine|prepare"),
-    ("delta rule", r"delta|_bring|_finish"),
+    ("delta rule", r"delta|bring|finish"),
     ("norms, gates", r"norm|silu"),
-    (VERDICT, r"_best_of"),
+    (VERDICT, r"best_of"),
 )
 COLOURS = {
     "products": "#58a6ff",
@@ -96,21 +96,27 @@ class Timeline:
         waits = [block(WAITS, e) for e in calls if "Synchronize" in e["name"]]
         host = (finish - begin) / 1e3
         length = max([host, *(one.end for one in device)])
-        return cls(tuple(stages), tuple(waits), tuple(device), length, host)
+        return cls(tuple(stages), tuple(waits), _one_after_another(device), length, host)
 
     @property
     def busy(self) -> float:
         """Milliseconds in which something ran on the device."""
-        total, reached = 0.0, 0.0
-        for block in sorted(self.device, key=lambda one: one.start):
-            total += max(0.0, block.end - max(reached, block.start))
-            reached = max(reached, block.end)
-        return total
+        return sum(block.length for block in self.device)
 
     def by_kind(self) -> dict[str, float]:
         """Milliseconds of each kind on the device, and of none."""
         found = {kind: sum(one.length for one in self.device if one.kind == kind) for kind in COLOURS}
         return found | {"idle": self.length - self.busy}
+
+
+def _one_after_another(blocks: Sequence[Block]) -> tuple[Block, ...]:
+    """A kernel may be there before the one ahead of it has ended: until then it only waits."""
+    found, reached = [], 0.0
+    for block in sorted(blocks, key=lambda one: (one.end, one.start)):
+        if block.end > reached:
+            found.append(replace(block, start=max(block.start, reached)))
+            reached = block.end
+    return tuple(found)
 
 
 def kind_of(name: str, stage: str | None) -> str:

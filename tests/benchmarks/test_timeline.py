@@ -20,7 +20,7 @@ KERNELS = (
     # name, launched at, runs from, to
     ("multiply", 20, 60, 110),  # the head's
     ("multiply", 130, 150, 650),
-    ("norm_pieces", 130, 650, 700),
+    ("add_pieces", 130, 650, 700),
     ("attend_kernel", 130, 700, 900),
     ("_delta_rule", 130, 900, 1000),
     ("_rms_norm", 130, 1000, 1010),
@@ -85,14 +85,17 @@ def test_stages_and_waits(step):
     assert [(round(one.start, 3), round(one.end, 3)) for one in step.waits] == [(0.22, 1.9)]
 
 
-def test_what_overlaps_is_busy_once():
-    blocks = (
-        Block("products", 0, 2),
-        Block("attention", 1, 3),
-        Block("products", 1.5, 1.6),
-        Block("x", 5, 6),
-    )
-    assert Timeline((), (), blocks, 8, 8).busy == 4
+def test_a_kernel_that_waits_for_the_one_before_it_is_not_busy():
+    """Which is there early: it counts from the other's end."""
+    kernels = (("multiply", 1000, 3000), ("attend_kernel", 1500, 4000), ("_rms_norm", 6000, 7000))
+    events = [
+        event(STEP, "user_annotation", 0, 9000),
+        event("cudaGraphLaunch", "cuda_runtime", 10, 20, correlation=1),
+        *(event(name, "kernel", start, end, correlation=1) for name, start, end in kernels),
+    ]
+    step = Timeline.of(events)
+    assert [(block.start, block.end) for block in step.device] == [(1, 3), (3, 4), (6, 7)]
+    assert step.busy == 4 and step.by_kind()["attention"] == 1
 
 
 @pytest.mark.parametrize(

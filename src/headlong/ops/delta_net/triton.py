@@ -13,7 +13,7 @@ from headlong.ops.triton_step import TritonStep
 
 BLOCK_E = 16
 """Columns of S that a program holds: 64 bytes side by side, of keys of 128 in 64 registers a lane."""
-FEW_OF_A_ROW, FEW_TOKENS = 8, 64
+FEW_OF_A_ROW, FEW_TOKENS = 2, 64
 """Up to so many, every program of the delta rule finds what its tokens bring for itself: one launch less, though each
 head's columns find the same, one token after the other."""
 
