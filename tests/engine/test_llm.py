@@ -394,3 +394,20 @@ def test_progress():
     done = [count for _, count, _ in seen]
     assert done == sorted(done) and len(done) == -(-len(prompt) // 32)
     assert done[-1] == len(prompt) and {total for _, _, total in seen} == {len(prompt)}
+
+
+def test_steps_that_were_recorded_on_the_way_teach_no_costs(monkeypatch):
+    """Nor what drafts are worth: on a GPU the first steps of a shape take far longer than the others."""
+    llm = LLM(progress=quiet)
+    honest, seen = llm.engine.runner.forward, []
+    usual = iter([True, False, False, True, True, True, True, True])
+
+    def forward(batch, context):
+        found = honest(batch, context)
+        llm.engine.runner.is_usual = next(usual)
+        return found
+
+    monkeypatch.setattr(llm.engine.runner, "forward", forward)
+    monkeypatch.setattr(llm.engine.depths, "observe", lambda plan, _verdict, _times: seen.append(plan))
+    llm.generate(["Once"], SamplingParams(max_tokens=8, ignore_eos=True, draft_tokens=0))
+    assert len(seen) == 6

@@ -16,7 +16,7 @@ from headlong.engine.row import Row
 from headlong.engine.runner import Runner
 from headlong.engine.scheduler import Scheduler
 from headlong.engine.weighing import plan_memory, refusing_shortage
-from headlong.engine.whole_step import WholeStep
+from headlong.engine.whole_step import Outcome, WholeStep
 from headlong.errors import HeadlongError, RequestError
 from headlong.ops.native import threads_for_native
 from headlong.params import SamplingParams
@@ -30,7 +30,7 @@ from headlong.speculate.verify import verify
 from headlong.state.specs import Capacity, PrefixCapacity
 from headlong.state.state import State
 from headlong.text.tokenizer import Tokenizer
-from headlong.types import Plan, Request, StepOutput, StepTimes, Verdict
+from headlong.types import Plan, Request, StepOutput, StepTimes
 
 USUAL_DRAFTS = 3
 
@@ -125,11 +125,11 @@ class Engine:
         if not plan.rows:
             return StepOutput(num_waiting=len(self.scheduler.waiting))
         planned = time.perf_counter()
-        plan, verdict, draft_seconds = self._decide(plan)
-        healthy = not verdict.poisoned
+        plan, (verdict, draft_seconds, is_usual) = self._decide(plan)
+        is_usual = is_usual and not verdict.poisoned
         plan, verdict = self.faults.sort_out(plan, verdict)
         rows = self.scheduler.finish(plan, verdict)
-        if healthy:  # poisoned rows took their time and gave nothing
+        if is_usual:  # poisoned rows took their time and gave nothing
             # Planning is left out: now and then it takes long, whatever the step is that it plans.
             times = StepTimes(draft_seconds, time.perf_counter() - planned - draft_seconds)
             self.depths.observe(plan, verdict, times)
@@ -142,12 +142,11 @@ class Engine:
             preempted=tuple(self.scheduler.preempted),
         )
 
-    def _decide(self, plan: Plan) -> tuple[Plan, Verdict, float]:
-        """What the target says of the step, which is settled then, and the seconds that drafting took of it. The plan
-        comes back with the drafts that were really made."""
+    def _decide(self, plan: Plan) -> tuple[Plan, Outcome]:
+        """What the target says of the step, which is settled then. The plan comes back with the drafts that were really
+        made."""
         if self.whole is not None and self.whole.takes(plan):
-            outcome = self.whole(plan)
-            return plan, outcome.verdict, outcome.draft_seconds
+            return plan, self.whole(plan)
         started = time.perf_counter()
         draft = self.proposer.propose(plan)
         plan = plan.fitted(draft)
@@ -159,7 +158,8 @@ class Engine:
         self.state.commit(plan, verdict, hidden)
         verified = time.perf_counter()
         self.proposer.observe(plan, batch, context, hidden, verdict)
-        return plan, verdict, drafted - started + time.perf_counter() - verified
+        draft_seconds = drafted - started + time.perf_counter() - verified
+        return plan, Outcome(verdict, draft_seconds, self.runner.is_usual)
 
     def add(self, request: Request) -> None:
         """Queues a request; one that could never run is refused here."""

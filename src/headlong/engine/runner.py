@@ -27,6 +27,8 @@ class Runner:
         self.state = state
         self.device = model.ops.device
         self.graphs = Graphs(self.device) if model.recordable else None
+        self.is_usual = True
+        """Whether the last pass took as long as such passes do: it was not recorded on the way."""
         recurrent = [s for s in model.state_specs.values() if isinstance(s, DeltaNetSpec)]
         self.conv_kernel = recurrent[0].conv_kernel if recurrent else None
 
@@ -81,8 +83,11 @@ class Runner:
 
     def forward(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
         """Hidden states of all tokens, and logits of those that want them."""
+        self.is_usual = True
         if self.graphs is not None and self._comes_again(batch):
-            return self._replay(self.graphs, batch, context)
+            found = self._replay(self.graphs, batch, context)
+            self.is_usual = self.graphs.is_usual
+            return found
         hidden_ND = self.model.forward(batch.tokens_N, context, self.state.layers)
         if not len(batch.logits_index_L):
             return hidden_ND, hidden_ND.new_empty(0, self.model.config.vocab_size)

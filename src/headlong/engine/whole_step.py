@@ -49,6 +49,8 @@ class Outcome(NamedTuple):
     verdict: Verdict
     draft_seconds: float
     """Of the step's time, what drafting and priming took."""
+    is_usual: bool = True
+    """False for a step that was compiled or recorded on the way: its time says nothing of others."""
 
 
 class WholeStep:
@@ -100,7 +102,7 @@ class WholeStep:
         hidden_ND = hidden_ND.clone()
         verdict = self._verdict(plan, found_X)
         self._keep(plan, verdict, hidden_ND, reads=reads)
-        return Outcome(verdict, late + (self._clock.drafting() if reads else 0.0))
+        return Outcome(verdict, late + (self._clock.drafting() if reads else 0.0), self._graphs.is_usual)
 
     def _run(self, layout: EvenLayout, shape: _Shape, given: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """What comes back (tokens, whether they are numbers, how many drafts stand, drafts), and hidden states."""

@@ -36,12 +36,15 @@ class Graphs:
         self._records = device.type == "cuda"
         self._graphs: OrderedDict[Hashable, _Graph | None] = OrderedDict()
         self._pool = None
+        self.is_usual = True
+        """Whether the last call took as long as such calls do: it was replayed, or nothing is recorded here."""
 
     def __call__(self, key: Hashable, function: Function, given: Sequence[Tensor]) -> Sequence[Tensor]:
         """What `function` makes of these tensors, which may be on the host. `key` says all that it depends on besides
         their values and shapes. The caller copies what it wants to keep beyond the next call."""
         key = (key, tuple(tensor.shape for tensor in given))
         graph = self._graphs.get(key)
+        self.is_usual = graph is not None or not self._records
         if graph is None and self._records and key in self._graphs:
             graph = self._record(key, function, given)
         if graph is None:

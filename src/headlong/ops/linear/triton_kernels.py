@@ -62,6 +62,7 @@ def add_step(
 ):  # fmt: skip
     """The sum, and the product of a step's columns, one half after the other. `ROWS` outputs have one scale."""
     SHARED: tl.constexpr = 1 if GROUP % (HALVES * C) else HALVES  # halves that have a scale together
+    scale_B = tl.zeros((B,), tl.float32)
     if scales is not None and GROUP >= C:  # on its way while the columns are multiplied
         scale_B = tl.load(scales + step * HALVES * C // GROUP * num_scaled + outs_B // ROWS).to(tl.float32)
     part_BM, total_M = tl.zeros((B, M), tl.float32), tl.zeros((M,), tl.float32)
