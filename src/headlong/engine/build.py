@@ -3,7 +3,9 @@
 Decides whether there is a usable head, from the tensors, and says why where there is none.
 """
 
+import ctypes
 import logging
+import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -205,7 +207,17 @@ def build(blueprint: Blueprint, *, device: torch.device, progress: ProgressFn = 
         with nullcontext() if elsewhere is None else room_on(elsewhere):
             head, refusal = _build_head(blueprint, head_ops, head_loader)
             lent = None if head is None or elsewhere is None else _lend(blueprint, head_ops)
+    _return_what_was_freed()
     return Built(model, head, refusal, ops, lent)
+
+
+def _return_what_was_freed() -> None:
+    """To the system, where the C library can be told: what laying weights out anew took in between would stay with the
+    process, up to a fifth of a model."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def _lend(blueprint: Blueprint, ops: Ops) -> Ends:
