@@ -15,10 +15,9 @@ from headlong.engine.engine import Engine
 from timeline import STAGE, STEP, Timeline
 
 
-@contextlib.contextmanager
-def annotated(engine: Engine) -> Iterator[None]:
-    """Puts the stages of a step into the profiler's record, those that there are."""
-    stages = (
+def stages_of(engine: Engine) -> tuple[tuple[Any, str], ...]:
+    """Who has each stage of a step that goes by parts, and its name."""
+    return (
         (engine.scheduler, "plan"),
         (engine.proposer, "propose"),
         (engine.runner, "batch"),
@@ -29,7 +28,12 @@ def annotated(engine: Engine) -> Iterator[None]:
         (engine.proposer, "observe"),
         (engine.scheduler, "finish"),
     )
-    found = [(owner, name, getattr(owner, name)) for owner, name in stages if hasattr(owner, name)]
+
+
+@contextlib.contextmanager
+def annotated(engine: Engine) -> Iterator[None]:
+    """Puts the stages of a step into the profiler's record, those that there are."""
+    found = [(owner, name, getattr(owner, name)) for owner, name in stages_of(engine) if hasattr(owner, name)]
     for owner, name, function in found:
         setattr(owner, name, _noted(function, name))
     try:

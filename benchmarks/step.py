@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headlong import LLM, SamplingParams
-from headlong.engine import engine as engine_module
+from stages import stages_of
 
 PROMPT = "Write a short story about a shy dragon who learns to share."
 
@@ -25,18 +25,7 @@ PROMPT = "Write a short story about a shy dragon who learns to share."
 def clock_stages(llm: LLM) -> dict[str, float]:
     """Puts a clock around each stage; returns the seconds, which grow from then on."""
     engine, seconds = llm.engine, defaultdict(float)
-    stages = (
-        (engine.scheduler, "plan"),
-        (engine.proposer, "propose"),
-        (engine.runner, "batch"),
-        (engine.runner, "context"),
-        (engine.runner, "forward"),
-        (engine_module, "verify"),
-        (engine.state, "commit"),
-        (engine.proposer, "observe"),
-        (engine.scheduler, "finish"),
-    )
-    for owner, name in stages:
+    for owner, name in stages_of(engine):
         setattr(owner, name, _clocked(getattr(owner, name), name, seconds))
     return seconds
 

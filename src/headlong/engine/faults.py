@@ -17,6 +17,7 @@ import torch
 from headlong.engine.row import FAULT, Row
 from headlong.engine.scheduler import Scheduler
 from headlong.params import SamplingParams
+from headlong.state.room import lacks_memory
 from headlong.types import Plan, Request, RowOutput, StepOutput, Verdict
 
 log = logging.getLogger(__name__)
@@ -139,7 +140,7 @@ class Faults:
     def _recover(self, error: Exception) -> tuple[str, ...]:
         """Everybody back to wait, holding nothing. Decides who runs next, and gives who was put back."""
         self.count += 1
-        scheduler, short = self._scheduler, _is_memory(error)
+        scheduler, short = self._scheduler, lacks_memory(error)
         lengths = {row_id: held.length for row_id, held in scheduler.state.rows.items()}
         put_back = tuple(scheduler.preempted)
         rows = scheduler.recall()
@@ -159,7 +160,7 @@ class Faults:
 
     def _blame(self, row: Row, error: Exception) -> None:
         """It failed with nobody beside it."""
-        short = _is_memory(error)
+        short = lacks_memory(error)
         if short and self._scheduler.chunk_tokens > MIN_CHUNK:
             return
         if row not in self._blamed:
@@ -257,14 +258,6 @@ def _told(error: Exception) -> str:
     """For users: what kind of error, and its first line; the traceback is in the log."""
     line = next(iter(str(error).splitlines()), "")
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
-
-
-def _is_memory(error: Exception) -> bool:
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(
-        words in str(error) for words in ("out of memory", "can't allocate memory", "not enough memory")
-    )
 
 
 def _free_memory(error: Exception) -> None:

@@ -4,7 +4,6 @@ Gives `engine/memory.py` its numbers. Weights are counted from the tensors that 
 once, so that it does not matter where they came from.
 """
 
-import errno
 import functools
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from headlong.errors import ConfigError
 from headlong.models.config import ModelConfig
 from headlong.models.mtp import MtpHead
 from headlong.state.layer import bytes_per_slot, bytes_per_token
+from headlong.state.room import lacks_memory
 from headlong.state.specs import LayerSpec
 
 RESERVE_BYTES = 3 << 28
@@ -87,7 +87,7 @@ def refusing_shortage(plan: MemoryPlan | None = None) -> Iterator[None]:
     try:
         yield
     except (MemoryError, OSError, RuntimeError) as error:
-        if not _is_shortage(error):
+        if not lacks_memory(error):
             raise
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         if plan is None:
@@ -99,12 +99,6 @@ def refusing_shortage(plan: MemoryPlan | None = None) -> Iterator[None]:
             f"{plan.device} ({first}): use cache_tokens below {plan.num_pages * plan.page_size}, "
             f"max_rows below {plan.num_slots} or a smaller gpu_memory_fraction"
         ) from error
-
-
-def _is_shortage(error: Exception) -> bool:
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _state_costs(

@@ -1,4 +1,4 @@
-"""Says which setting to change where a device has no room for what it sends there."""
+"""Tells a lack of memory from other faults, and which setting to change where the head's own device has no room."""
 
 import errno
 from collections.abc import Iterator
@@ -8,6 +8,8 @@ import torch
 
 from headlong.errors import ConfigError
 
+COMPLAINTS = ("out of memory", "can't allocate memory", "not enough memory")
+
 
 @contextmanager
 def room_on(device: torch.device) -> Iterator[None]:
@@ -15,7 +17,7 @@ def room_on(device: torch.device) -> Iterator[None]:
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError, OSError) as error:
-        if not _lacks_memory(error):
+        if not lacks_memory(error):
             raise
         raise ConfigError(
             f"draft_device {str(device)!r} has no memory left for the head, what it copies of the model and its "
@@ -24,8 +26,11 @@ def room_on(device: torch.device) -> Iterator[None]:
         ) from error
 
 
-def _lacks_memory(error: BaseException) -> bool:
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an allocator had no room, the device's, torch's or the system's."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
     # Torch's own allocator for the CPU has no class for it.
-    return "allocate memory" in str(error) or getattr(error, "errno", None) == errno.ENOMEM
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in COMPLAINTS)
