@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headlong.engine.engine import Engine
-from headlong.engine.whole_step import Outcome, WholeStep
+from headlong.engine.whole_step import Launch, WholeStep
 from headlong.types import Plan
 
 
@@ -20,16 +20,17 @@ class ForcedStep(WholeStep):
         self.rate, self.rng = rate, random.Random(0)
         self.stand_R = torch.zeros(engine.state.slots.size, dtype=torch.long, device=engine.model.ops.device)
 
-    def __call__(self, plan: Plan) -> Outcome:
+    def launch(self, plan: Plan, *, goes_on: bool = False) -> Launch:
         counts = [0] * len(self.stand_R)
         for number, row in enumerate(plan.rows):
             while counts[number] < row.num_drafts and self.rng.random() < self.rate:
                 counts[number] += 1
         self.stand_R.copy_(torch.tensor(counts), non_blocking=True)
-        return super().__call__(plan)
+        return super().launch(plan, goes_on=goes_on)
 
-    def _settle(self, chosen_RJ: Tensor, drafts_RK: Tensor, depths_R: Tensor, slots_R: Tensor) -> Tensor:
+    def _chosen(self, chosen_N: Tensor, drafts_RK: Tensor) -> Tensor:
+        chosen_RJ = chosen_N.view(len(drafts_RK), -1).clone()
         place_K = torch.arange(drafts_RK.shape[1], device=drafts_RK.device)
         stands_RK = place_K < self.stand_R[: len(drafts_RK), None]
         chosen_RJ[:, :-1] = torch.where(stands_RK, drafts_RK, chosen_RJ[:, :-1])
-        return super()._settle(chosen_RJ, drafts_RK, depths_R, slots_R)
+        return chosen_RJ.flatten()

@@ -79,12 +79,14 @@ def test_one_launch_gives_the_tokens_of_steps_by_parts(params, monkeypatch: pyte
         patch.setattr(WholeStep, "takes", lambda _self, _plan: False)
         expected = completions("cuda", 0, "bfloat16", params)
     launched = []
-    honest = WholeStep.__call__
-    monkeypatch.setattr(WholeStep, "__call__", lambda self, plan: launched.append(plan) or honest(self, plan))
+    honest = WholeStep.launch
+    monkeypatch.setattr(
+        WholeStep, "launch", lambda self, plan, **how: launched.append(how) or honest(self, plan, **how)
+    )
     for draft_tokens in (0, 1, 3, None):
         launched.clear()
         assert completions("cuda", draft_tokens, "bfloat16", params) == expected, f"K={draft_tokens}"
-        assert launched
+        assert {"goes_on": True} in launched, "no step was launched before the one before it was read"
 
 
 @pytest.mark.parametrize("draft_tokens", [0, 3])

@@ -27,7 +27,8 @@ LENGTHS = (3, 2)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tiny.make(tmp_path_factory.mktemp("tiny"), "dense", seed=5).folder
+    layers = ["linear_attention", "full_attention"]
+    return tiny.make(tmp_path_factory.mktemp("tiny"), seed=5, num_hidden_layers=2, layer_types=layers).folder
 
 
 @pytest.fixture
@@ -83,31 +84,40 @@ def truth(folder):
 def right(service: Service, truth: dict[str, list[int]], monkeypatch) -> None:
     """Every draft at an even place of the output is what the target will say; the others are the head's own."""
     whole = service.engine.whole
-    honest = whole._draft
+    honest, run = whole._draft, whole._run
+    positions = []
+
+    def run_noting_positions(layout, *rest):
+        positions[:] = [layout.position_X, 1 + layout.num_drafts]
+        return run(layout, *rest)
 
     def drafts(slots_R, *rest):
         drafts_RK = honest(slots_R, *rest).clone()
         rows = {held.slot: row_id for row_id, held in service.engine.state.rows.items()}
+        position_X, each = positions
         for line, slot in enumerate(slots_R.tolist()):
+            if slot == 0:  # the row has ended
+                continue
             row = service.engine.scheduler.find(rows[slot])
             for place in range(drafts_RK.shape[1]):
-                at = len(row.output) + place
+                at = int(position_X[line * each]) + 1 - len(row.request.prompt) + place
                 if at % 4 != 3 and at < len(truth[row.id]):
                     drafts_RK[line, place] = truth[row.id][at]
         return drafts_RK
 
     monkeypatch.setattr(whole, "_draft", drafts)
+    monkeypatch.setattr(whole, "_run", run_noting_positions)
 
 
 def counted(monkeypatch) -> list[int]:
     """The depths of the steps that were one launch."""
-    honest, depths = WholeStep.__call__, []
+    honest, depths = WholeStep.launch, []
 
-    def call(self, plan):
+    def launch(self, plan, **how):
         depths.append(plan.num_drafts)
-        return honest(self, plan)
+        return honest(self, plan, **how)
 
-    monkeypatch.setattr(WholeStep, "__call__", call)
+    monkeypatch.setattr(WholeStep, "launch", launch)
     return depths
 
 

@@ -16,7 +16,7 @@ from headlong.engine.row import Row
 from headlong.engine.runner import Runner
 from headlong.engine.scheduler import Scheduler
 from headlong.engine.weighing import plan_memory, refusing_shortage
-from headlong.engine.whole_step import Outcome, WholeStep
+from headlong.engine.whole_step import Launch, Outcome, WholeStep
 from headlong.errors import HeadlongError, RequestError
 from headlong.ops.native import threads_for_native
 from headlong.params import SamplingParams
@@ -84,6 +84,8 @@ class Engine:
         with refusing_shortage(self.memory):
             self.proposer = make_proposer(drafting, config, built, drafter, self.state, self.sampler, chosen)
         self.whole = self._whole_step()
+        self._ahead: Launch | None = None
+        """A step that was launched before the last one was read."""
         drafted_by = f"{config.proposer} {config.drafter} {config.draft_quantization} {config.draft_dtype}"
         drafted_by += "" if chosen is None else f" {len(chosen)}"
         drafted_by += "" if config.draft_device is None else f" on {config.draft_device}"
@@ -118,21 +120,33 @@ class Engine:
             self.check_integrity()
         return step
 
-    def _pass(self) -> StepOutput:
-        """Draft, verify, commit. Every row with room advances by at least a token or a chunk."""
+    def _pass(self, *, further: bool = True) -> StepOutput:
+        """Draft, verify, commit. Every row with room advances by at least a token or a chunk. Where the step after this
+        one can be told, and `further` ones are wanted, it is launched before this one is read."""
         started = time.perf_counter()
-        plan = self.scheduler.plan()
-        if not plan.rows:
-            return StepOutput(num_waiting=len(self.scheduler.waiting))
-        planned = time.perf_counter()
-        plan, (verdict, draft_seconds, is_usual) = self._decide(plan)
+        launch, self._ahead = self._ahead, None
+        if launch is not None and self.whole is not None and self.whole.is_awaited(launch):
+            self.scheduler.begin()
+            planned = started
+            plan, outcome = self._land(self.whole, launch, further=further)
+        else:
+            plan = self.scheduler.plan()
+            if not plan.rows:
+                return StepOutput(num_waiting=len(self.scheduler.waiting))
+            planned = time.perf_counter()
+            if self.whole is not None and self.whole.takes(plan):
+                plan, outcome = self._land(self.whole, self.whole.launch(plan), further=further)
+            else:
+                plan, outcome = self._by_parts(plan)
+        verdict, draft_seconds, is_usual = outcome.verdict, outcome.draft_seconds, outcome.is_usual
         is_usual = is_usual and not verdict.poisoned
         plan, verdict = self.faults.sort_out(plan, verdict)
         rows = self.scheduler.finish(plan, verdict)
         if is_usual:  # poisoned rows took their time and gave nothing
-            # Planning is left out: now and then it takes long, whatever the step is that it plans.
-            times = StepTimes(draft_seconds, time.perf_counter() - planned - draft_seconds)
-            self.depths.observe(plan, verdict, times)
+            # Planning is left out: now and then it takes long, whatever the step is that it plans. A step that was
+            # launched ahead went on while nobody waited for it.
+            seconds = max(time.perf_counter() - planned, outcome.seconds)
+            self.depths.observe(plan, verdict, StepTimes(draft_seconds, seconds - draft_seconds))
         return StepOutput(
             rows=rows,
             num_prompt_tokens=sum(row.query_len for row in plan.rows if row.known_tokens),
@@ -142,11 +156,22 @@ class Engine:
             preempted=tuple(self.scheduler.preempted),
         )
 
-    def _decide(self, plan: Plan) -> tuple[Plan, Outcome]:
-        """What the target says of the step, which is settled then. The plan comes back with the drafts that were really
-        made."""
-        if self.whole is not None and self.whole.takes(plan):
-            return plan, self.whole(plan)
+    def _land(self, whole: WholeStep, launch: Launch, *, further: bool) -> tuple[Plan, Outcome]:
+        """What the target says of a step that is one launch, which is settled then; with the rows that are left of it.
+        What follows is launched first: the device then has no cause to wait for the host."""
+        ahead = self.scheduler.plan_ahead(launch.plan) if further else None
+        if ahead is not None and whole.may_follow(launch, ahead):
+            self._ahead = whole.launch(ahead, goes_on=True)
+        return whole.land(launch)
+
+    @torch.inference_mode()
+    def _catch_up(self) -> None:
+        """Settles a step that was launched ahead: rows are about to be changed from outside."""
+        if self._ahead is not None:
+            self.faults.untold = self.faults.guarded(lambda: self._pass(further=False)).rows
+
+    def _by_parts(self, plan: Plan) -> tuple[Plan, Outcome]:
+        """The same, part by part. The plan comes back with the drafts that were really made."""
         started = time.perf_counter()
         draft = self.proposer.propose(plan)
         plan = plan.fitted(draft)
@@ -172,10 +197,12 @@ class Engine:
 
     def cancel(self, request_id: str) -> StepOutput:
         """Ends a row at once and frees all it held; an unknown or finished one is no error."""
+        self._catch_up()
         row = self.scheduler.find(request_id)
         if row is None:
             return StepOutput()
         self.faults.take_out(row)
+        self.faults.untold = tuple(told for told in self.faults.untold if told.request.id != request_id)
         return StepOutput(rows=(row.cancel(),))
 
     @property
@@ -189,7 +216,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.scheduler.running or self.scheduler.waiting)
+        return bool(self.scheduler.running or self.scheduler.waiting or self.faults.untold)
 
     def check_integrity(self) -> None:
         """Asserts that nothing leaked; everything must be free when no row runs."""

@@ -51,21 +51,22 @@ class Faults:
         """Suspects that failed alone once."""
         self._poisoned: set[Row] = set()
         """Rows whose logits were no numbers once."""
-        self._untold: tuple[RowOutput, ...] = ()
-        """What rows gained in a step whose caller left before it ended."""
+        self.untold: tuple[RowOutput, ...] = ()
+        """What rows gained in a step that nobody was told of: its caller left before it ended, or it had to be settled
+        between steps. The next step tells of it."""
 
     def guarded(self, attempt: Callable[[], StepOutput]) -> StepOutput:
         """Makes a step. What goes wrong in it is told to the rows concerned, never to the caller. Whoever interrupts it
         leaves nothing half-written, and what rows were given by then is the next step."""
-        if self._untold:
-            rows, self._untold = self._untold, ()
+        if self.untold:
+            rows, self.untold = self.untold, ()
             return StepOutput(rows=rows, num_waiting=len(self._scheduler.waiting))
         self._scheduler.outputs = []
         try:
             return self._recovered(attempt)
         except BaseException:
             self._scheduler.recall()
-            self._untold = tuple(self._scheduler.outputs)
+            self.untold = tuple(self._scheduler.outputs)
             raise
 
     def _recovered(self, attempt: Callable[[], StepOutput]) -> StepOutput:
@@ -134,7 +135,7 @@ class Faults:
         self._suspects.clear()
         self._blamed.clear()
         self._poisoned.clear()
-        self._untold = ()
+        self.untold = ()
         scheduler.state.check_integrity()
 
     def _recover(self, error: Exception) -> tuple[str, ...]:

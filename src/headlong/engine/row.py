@@ -55,10 +55,14 @@ class Row:
         return (*prompt[start:end], *self.output[max(0, start - split) : max(0, end - split)])
 
     @property
+    def num_left(self) -> int:
+        """Tokens after which it ends at the latest."""
+        return min(self.request.params.max_tokens - len(self.output), self.max_len - self.num_tokens)
+
+    @property
     def depth_limit(self) -> int:
         """Drafts that could still be emitted, besides the token every step gives."""
-        left = min(self.request.params.max_tokens - len(self.output), self.max_len - self.num_tokens)
-        return max(0, min(self.request.draft_tokens, left - 1))
+        return max(0, min(self.request.draft_tokens, self.num_left - 1))
 
     def accept(
         self,

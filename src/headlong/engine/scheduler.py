@@ -10,6 +10,7 @@ and slots, no tensors.
 import itertools
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from headlong.engine.row import FAULT, Row
 from headlong.sampling.table import SamplingTable
@@ -68,8 +69,12 @@ class Scheduler:
         else:
             self.waiting.remove(row)
 
-    def plan(self) -> Plan:
+    def begin(self) -> None:
+        """A new step."""
         self.preempted, self.outputs = [], []
+
+    def plan(self) -> Plan:
+        self.begin()
         self._admit_urgent()
         depths, plans = self._choose_depths(), []
         budget = self._prompt_budget(depths)
@@ -90,6 +95,31 @@ class Scheduler:
             budget -= row_plan.query_len
         plans.sort(key=lambda p: -p.num_certain)
         return Plan(tuple(plans), max((p.num_drafts for p in plans), default=0), self.depths.gate)
+
+    def plan_ahead(self, plan: Plan) -> Plan | None:
+        """The step after this one, of rows that all decode, before anybody knows what it gives: starts are the furthest
+        they can be. None where what it gives may change who runs or how deep they draft, or room is short."""
+        rows = [self.find(row_plan.request.id) for row_plan in plan.rows]
+        if self.waiting or self.only is not None or len(rows) < len(self.running):
+            return None
+        for row, row_plan in zip(rows, plan.rows, strict=True):
+            if row is None or row.request.params.stop:
+                return None
+            most = 1 + min(row.request.draft_tokens, self.state.max_drafts)
+            if row.num_left < row_plan.query_len + most:
+                return None
+            if not self.state.reserve(row.id, row_plan.start + row_plan.query_len + most):
+                return None
+        depths = self.depths.again({row.id: self._wish(row) for row in rows if row is not None})
+        if depths is None:
+            return None
+        ahead = [self._after(row_plan, depths[row_plan.request.id]) for row_plan in plan.rows]
+        return Plan(tuple(ahead), max(row.num_drafts for row in ahead))
+
+    def _after(self, row: RowPlan, depth: int) -> RowPlan:
+        held = self.state.rows[row.request.id]
+        start = row.start + row.query_len
+        return replace(row, start=start, query_len=1 + depth, num_drafts=depth, pages=tuple(held.pages))
 
     def finish(self, plan: Plan, verdict: Verdict) -> tuple[RowOutput, ...]:
         """Hands each row its tokens; rows that ended leave, and prompts offer what was read of them to others."""
@@ -209,17 +239,13 @@ class Scheduler:
         return sum(row.num_tokens - self.state.rows[row.id].length for row in rows if not row.decoding)
 
     def _choose_depths(self) -> Mapping[str, int]:
-        wishes = {
-            row.id: Wish(
-                min(row.depth_limit, self.state.max_drafts),
-                row.request.adaptive,
-                sampled=not row.request.params.greedy,
-            )
-            for row in self.running
-            if row.decoding
-        }
+        wishes = {row.id: self._wish(row) for row in self.running if row.decoding}
         unread = min(self._num_unread(self.running), self.chunk_tokens)
         return self.depths.choose(wishes, unread) if wishes else {}
+
+    def _wish(self, row: Row) -> Wish:
+        limit, sampled = min(row.depth_limit, self.state.max_drafts), not row.request.params.greedy
+        return Wish(limit, row.request.adaptive, sampled=sampled)
 
     def _plan_row(self, row: Row, budget: int, depth: int) -> RowPlan | None:
         held = self.state.rows[row.id]
@@ -272,8 +298,11 @@ class Scheduler:
         if rows and self.state.caching:
             self.settle([row.id for row in rows])
         for row in rows:
-            self.table.clear(self.state.rows[row.id].slot)
-            self.state.release(row.id, row.tokens(0, row.num_tokens))
+            held = self.state.rows[row.id]
+            self.table.clear(held.slot)
+            # A step ahead goes on with every row that it does not know to have stopped.
+            kept = not held.ahead or row.finish_reason == "stop"
+            self.state.release(row.id, row.tokens(0, row.num_tokens) if kept else None)
             self.running.remove(row)
             yield row
 

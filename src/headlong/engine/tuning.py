@@ -31,6 +31,9 @@ class _Meter:
     def choose(self, wishes: Mapping[str, Wish], num_prompt_tokens: int) -> Mapping[str, int]:  # noqa: ARG002
         return dict.fromkeys(wishes, self.depth)
 
+    def again(self, wishes: Mapping[str, Wish]) -> Mapping[str, int]:
+        return self.choose(wishes, 0)
+
     def observe(self, plan: Plan, verdict: Verdict, times: StepTimes) -> None:  # noqa: ARG002
         if not any(row.known_tokens for row in plan.rows):
             self.times.append(times)

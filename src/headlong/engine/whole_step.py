@@ -1,13 +1,15 @@
 """A step of decoding rows as one launch: drafts, the target's pass, the verdict, its commit and the head's next carry.
 
 Nothing is read back on the way, so on a CUDA device all of it is one graph, and what comes back is one small tensor.
-Every row feeds as many tokens as the one that drafts most; what a row has beyond its own depth is padding, computed and
-never accepted. Takes rows that all want the best tokens, or are all sampled by the same filters; for others the engine
-goes by parts, with the same tokens.
+The next step may be launched before that is read: where its rows are, it finds on the device. Every row feeds as many
+tokens as the one that drafts most; what a row has beyond its own depth is padding, computed and never accepted. Takes
+rows that all want the best tokens, or are all sampled by the same filters; for others the engine goes by parts, with
+the same tokens.
 """
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -17,15 +19,15 @@ from torch import Tensor
 from headlong.engine.even_layout import EvenLayout, Pass
 from headlong.layers.context import Context
 from headlong.models.decoder import DecoderModel
+from headlong.ops import triton_turn as turn
 from headlong.ops.graphs import Graphs
 from headlong.ops.rope.reference import LARGEST_TABLE, Angles, angles
 from headlong.ops.triton_step import TritonStep, round_up_positions
 from headlong.sampling.processors import FilterKind
 from headlong.sampling.sampler import Sampler
 from headlong.speculate.mtp import MtpProposer
-from headlong.speculate.verify import are_numbers
-from headlong.state.page_mirror import PageMirror
-from headlong.state.state import State
+from headlong.state.mirror import MOST_STOPS, Mirror
+from headlong.state.state import RowState, State
 from headlong.types import Plan, Verdict
 
 MAX_TOKENS = 256
@@ -51,6 +53,28 @@ class Outcome(NamedTuple):
     """Of the step's time, what drafting and priming took."""
     is_usual: bool = True
     """False for a step that was compiled or recorded on the way: its time says nothing of others."""
+    seconds: float = 0.0
+    """What it took on the device, where that is known."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A step under way."""
+
+    plan: Plan
+    """Of one that was launched before the one before it was read, starts are the furthest they can be."""
+    held: tuple[RowState, ...]
+    """Who the rows were."""
+    reads: bool
+    hidden_ND: Tensor
+    found_X: Tensor
+    """On the host, once it is `ready`."""
+    ready: torch.cuda.Event | None
+    late: float
+    """Seconds it took until the head had read what waited for it."""
+    is_usual: bool
+    goes_on: bool
+    """Whether it was launched before the one before it was read."""
 
 
 class WholeStep:
@@ -64,9 +88,7 @@ class WholeStep:
         self._graphs = Graphs(self._device)
         self._layouts: dict[tuple[int, int], EvenLayout] = {}
         longest = round_up_positions(max_len + state.max_drafts)
-        pages = -(-longest // state.page_size)
-        self._mirror = PageMirror(state.slots.size, pages, self._device)
-        self._clock = _Clock(self._device)
+        self._mirror = Mirror(state.slots.size, -(-longest // state.page_size), self._device)
         # A table that grew would leave recorded steps behind with the old one.
         nowhere = torch.zeros(1, dtype=torch.long, device=self._device)
         angles(nowhere, model.rotary, model.ops.activation_dtype, min(longest, LARGEST_TABLE) - 1)
@@ -84,78 +106,120 @@ class WholeStep:
         slots = [row.slot for row in plan.rows]
         return self.sampler.is_plain(slots) or self.sampler.alike(slots) is not None
 
-    def __call__(self, plan: Plan) -> Outcome:
+    def may_follow(self, launch: Launch, plan: Plan) -> bool:
+        """Whether this step can be launched before the other is read: the head must lack nothing that only then is
+        known, and the device know by itself which rows have ended."""
+        if any(len(row.request.stop_ids) > MOST_STOPS for row in plan.rows) or not self.takes(plan):
+            return False
+        return self.drafter is None or launch.reads or not self.drafter.reads(plan)
+
+    def launch(self, plan: Plan, *, goes_on: bool = False) -> Launch:
+        """Begins a step; one that `goes_on` begins where the step under way will have left its rows."""
         drafts, rows, drafter = plan.num_drafts, plan.rows, self.drafter
         began = time.perf_counter()
         reads = drafter is not None and drafter.catches_up(plan)
         late = time.perf_counter() - began
         layout = self._layout(len(rows), drafts)
-        self._mirror.update([self.state.rows[row.request.id] for row in rows])
+        held = tuple(self.state.rows[row.request.id] for row in rows)
+        self._mirror.update(zip(held, [row.request.stop_ids for row in rows], strict=True))
         shape = _Shape(
             longest=round_up_positions(max(row.start for row in rows) + 1 + drafts),
             reads=reads,
             sampled=self.sampler.alike(row.slot for row in rows),
         )
-        found_X, hidden_ND = self._graphs(
-            (drafts, shape), partial(self._run, layout, shape), [layout.fill(rows)]
-        )
-        hidden_ND = hidden_ND.clone()
-        verdict = self._verdict(plan, found_X)
-        self._keep(plan, verdict, hidden_ND, reads=reads)
-        return Outcome(verdict, late + (self._clock.drafting() if reads else 0.0), self._graphs.is_usual)
+        given_R4 = layout.given(rows, go_on=goes_on)
+        found_X, hidden_ND = self._graphs((drafts, shape), partial(self._run, layout, shape), [given_R4])
+        is_usual = self._graphs.is_usual
+        found_X, ready = _brought(found_X)
+        for own in held:
+            own.ahead = goes_on
+        return Launch(plan, held, reads, hidden_ND.clone(), found_X, ready, late, is_usual, goes_on)
+
+    def is_awaited(self, launch: Launch) -> bool:
+        """Whether any of its rows is still there."""
+        return bool(self._numbers(launch))
+
+    def land(self, launch: Launch) -> tuple[Plan, Outcome]:
+        """Waits for a step and settles it, for those of its rows that are still there."""
+        if launch.ready is not None:
+            launch.ready.synchronize()
+        found, numbers = launch.found_X.tolist(), self._numbers(launch)
+        rows = [launch.plan.rows[n] for n in numbers]
+        if launch.goes_on:
+            held = [launch.held[n] for n in numbers]
+            rows = [
+                replace(row, start=own.length, num_replay=own.num_replay)
+                for row, own in zip(rows, held, strict=True)
+            ]
+        plan = Plan(tuple(rows), max(row.num_drafts for row in rows))
+        verdict = _verdict(launch.plan, numbers, found)
+        self._keep(launch, plan, numbers, verdict)
+        begun, drafted, verified, read = found[-turn.MARKS :]
+        drafting = drafted - begun + read - verified if launch.reads else 0
+        seconds = (read if launch.reads else verified) - begun
+        return plan, Outcome(verdict, launch.late + drafting / 1e9, launch.is_usual, seconds / 1e9)
+
+    def _numbers(self, launch: Launch) -> list[int]:
+        rows = self.state.rows
+        return [
+            number
+            for number, (row, held) in enumerate(zip(launch.plan.rows, launch.held, strict=True))
+            if rows.get(row.request.id) is held
+        ]
 
     def _run(self, layout: EvenLayout, shape: _Shape, given: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """What comes back (tokens, whether they are numbers, how many drafts stand, drafts), and hidden states."""
-        (flat_X,) = given
-        model, state, each = self.model, self.state, 1 + layout.num_drafts
-        slots_R = layout.slots(flat_X).long()
-        pages_RP = self._mirror.of(slots_R, -(-shape.longest // state.page_size))
-        passes = layout.passes(flat_X)
-        target, *ahead = [self._context(part, pages_RP, shape.longest) for part in passes]
-        after_N = passes[0].position_N.long() + 1
-        self._clock.mark(0)
-        drafts_RK = slots_R.new_empty(len(slots_R), 0)
-        if layout.num_drafts:
-            drafts_RK = self._draft(slots_R, ahead, after_N.view(-1, each), shape.sampled)
-        self._clock.mark(1)
-        tokens_RJ = torch.cat([state.last_token_S[slots_R][:, None], drafts_RK], dim=1)
-        hidden_ND = model.forward(tokens_RJ.flatten(), target, state.layers)
+        """What comes back (tokens, whether they are numbers, how many drafts stand, drafts, moments), and hidden
+        states."""
+        (given_R4,) = given
+        model, state, mirror, drafts = self.model, self.state, self._mirror, layout.num_drafts
+        num_rows, num_tokens = layout.num_rows, layout.num_rows * (1 + drafts)
+        size = 2 * num_tokens + num_rows * (1 + drafts) + turn.MARKS
+        found_X = torch.empty(size, dtype=torch.long, device=self._device)
+        times = found_X[-turn.MARKS :]
+        slots_R, pages_RP = turn.begin(
+            given_R4, mirror.place_S2, mirror.pages_SP, layout.table_PR6, layout.position_X,
+            -(-shape.longest // state.page_size), drafts, times,
+        )  # fmt: skip
+        rotation, passes = self._rotation(layout.position_X, shape.longest), layout.passes()
+        target, *ahead = [self._context(part, rotation, pages_RP, shape.longest) for part in passes]
+        after_N = None if shape.sampled is None else passes[0].position_N.long() + 1
+        drafts_RK = slots_R.new_empty(num_rows, 0)
+        if drafts:
+            drafts_RK = self._draft(slots_R, ahead, after_N, shape.sampled)
+        tokens_N = turn.feed(slots_R, state.last_token_S, drafts_RK, times)
+        hidden_ND = model.forward(tokens_N, target, state.layers)
         logits_NV = model.logits(hidden_ND)
-        if shape.sampled is None:
+        if shape.sampled is None or after_N is None:
             chosen_N = self.sampler.best(logits_NV)
         else:
-            slots_N = slots_R.repeat_interleave(each)
+            slots_N = slots_R.repeat_interleave(1 + drafts)
             chosen_N = self.sampler.choose_alike(logits_NV, slots_N, after_N, shape.sampled)
-        accepted_R = self._settle(chosen_N.view(-1, each), drafts_RK, layout.depths(flat_X), slots_R)
-        self._clock.mark(2)
+        chosen_N = self._chosen(chosen_N, drafts_RK)
+        settled_R = turn.settle(
+            given_R4, layout.position_X, slots_R, chosen_N, drafts_RK, logits_NV,
+            mirror.stops_SM, state.last_token_S, mirror.place_S2, found_X, times,
+        )  # fmt: skip
         if shape.reads:
             # Past the accepted drafts this pairs with tokens that will not stand; those places are rewritten before
             # anything reads them.
             assert self.drafter is not None
             alone = Context(target.angles, target.attention)
             out_ND = self.drafter.head.forward(model.embed(chosen_N), hidden_ND, alone, state.layers)
-            last_R = accepted_R + torch.arange(0, len(out_ND), each, device=self._device)
-            state.carry_SD[slots_R] = out_ND[last_R]
-        self._clock.mark(3)
-        found_X = torch.cat([chosen_N, are_numbers(logits_NV, chosen_N), accepted_R, drafts_RK.flatten()])
+            turn.carry(out_ND, settled_R, slots_R, state.carry_SD, times)
         return found_X, hidden_ND
 
-    def _settle(self, chosen_RJ: Tensor, drafts_RK: Tensor, depths_R: Tensor, slots_R: Tensor) -> Tensor:
-        """How many drafts of each row stand; the token after them is its last."""
-        within_RK = torch.arange(drafts_RK.shape[1], device=self._device) < depths_R[:, None]
-        stands_RK = (chosen_RJ[:, :-1] == drafts_RK) & within_RK
-        accepted_R = stands_RK.long().cumprod(1).sum(1)
-        self.state.last_token_S[slots_R] = chosen_RJ.gather(1, accepted_R[:, None])[:, 0]
-        return accepted_R
+    def _chosen(self, chosen_N: Tensor, drafts_RK: Tensor) -> Tensor:  # noqa: ARG002
+        """The target's tokens; benchmarks change them, to have drafts stand as they wish."""
+        return chosen_N
 
     def _layout(self, num_rows: int, num_drafts: int) -> EvenLayout:
         key = num_rows, num_drafts
         if key not in self._layouts:
-            self._layouts[key] = EvenLayout(num_rows, num_drafts)
+            self._layouts[key] = EvenLayout(num_rows, num_drafts, self._device)
         return self._layouts[key]
 
     def _draft(
-        self, slots_R: Tensor, ahead: list[Context], after_RJ: Tensor, kind: FilterKind | None
+        self, slots_R: Tensor, ahead: list[Context], after_N: Tensor | None, kind: FilterKind | None
     ) -> Tensor:
         """[R, K] from the carry on; rows that are sampled share the target's noise at each position."""
         assert self.drafter is not None
@@ -165,80 +229,72 @@ class WholeStep:
             if place:
                 embedding_RD = self.model.embed(drafts[-1])
                 hidden_RD = head.forward(embedding_RD, hidden_RD, ahead[place - 1], self.state.layers)
-            if kind is None:
+            if kind is None or after_N is None:
                 drafts.append(vocabulary.best(hidden_RD))
             else:
                 whole_RV = vocabulary.whole(vocabulary.logits(hidden_RD))
-                drafts.append(self.sampler.choose_alike(whole_RV, slots_R, after_RJ[:, place], kind))
+                after_R = after_N.view(len(slots_R), -1)[:, place]
+                drafts.append(self.sampler.choose_alike(whole_RV, slots_R, after_R, kind))
         return torch.stack(drafts, dim=1)
 
-    def _context(self, part: Pass, pages_RP: Tensor, longest: int) -> Context:
+    def _rotation(self, position_X: Tensor, longest: int) -> Angles:
         rotary, dtype = self.model.rotary, self.model.ops.activation_dtype
-        rotation: Angles = angles(part.position_N, rotary, dtype, longest - 1)
+        if longest > LARGEST_TABLE:
+            return angles(position_X, rotary, dtype, longest - 1)
+        table = rotary.tables[dtype]
+        cos, sin = turn.look_up(position_X, table.cos, table.sin)
+        return replace(table, cos=cos, sin=sin)
+
+    def _context(self, part: Pass, rotation: Angles, pages_RP: Tensor, longest: int) -> Context:
         each = len(part.row_N) // len(pages_RP)
-        step = TritonStep(*part, pages_RP, self.state.page_size, most_tokens=each, longest=longest)
-        return Context(rotation, step, step)
-
-    def _verdict(self, plan: Plan, found_X: Tensor) -> Verdict:
-        """The one thing that is read back."""
-        num_rows, drafts, each = len(plan.rows), plan.num_drafts, 1 + plan.num_drafts
-        read, size = found_X.tolist(), num_rows * each
-        tokens, numbers = read[:size], read[size : 2 * size]
-        accepted = tuple(read[2 * size : 2 * size + num_rows])
-        drafted = read[2 * size + num_rows :]
-        emitted = tuple(tuple(tokens[n * each : n * each + accepted[n] + 1]) for n in range(num_rows))
-        rejected = tuple(
-            tuple(drafted[n * drafts + count : n * drafts + row.num_drafts])
-            for n, (row, count) in enumerate(zip(plan.rows, accepted, strict=True))
+        step = TritonStep(
+            part.table_R6, part.row_N, part.position_N, pages_RP, self.state.page_size, each, longest
         )
-        poisoned: tuple[int, ...] = ()
-        if not all(numbers):
-            spans = [numbers[n * each : n * each + len(emitted[n])] for n in range(num_rows)]
-            poisoned = tuple(n for n, span in enumerate(spans) if not all(span))
-        own = [n * each + j for n, row in enumerate(plan.rows) for j in range(row.num_logits)]
-        return Verdict(
-            tokens_L=torch.tensor([tokens[i] for i in own]),
-            accepted_R=torch.tensor(accepted),
-            accepted=accepted,
-            tokens=emitted,
-            rejected=rejected,
-            logprobs=((),) * num_rows,
-            poisoned=poisoned,
-        )
+        return Context(rotation.picked(part.tokens), step, step)
 
-    def _keep(self, plan: Plan, verdict: Verdict, hidden_ND: Tensor, *, reads: bool) -> None:
-        each = 1 + plan.num_drafts
+    def _keep(self, launch: Launch, plan: Plan, numbers: list[int], verdict: Verdict) -> None:
+        hidden_ND, each = launch.hidden_ND, 1 + launch.plan.num_drafts
         if hidden_ND.shape[0] > plan.num_tokens:
-            own = [n * each + j for n, row in enumerate(plan.rows) for j in range(row.query_len)]
+            own = [
+                n * each + j for n, row in zip(numbers, plan.rows, strict=True) for j in range(row.query_len)
+            ]
             hidden_ND = hidden_ND[torch.tensor(own, device=self._device)]
         self.state.keep(plan, verdict.accepted, hidden_ND)
-        if self.drafter is not None and not reads:
+        if self.drafter is not None and not launch.reads:
             self.drafter.put_off(plan, hidden_ND, verdict)
 
 
-class _Clock:
-    """When the parts of the last step began and ended: on the device, where the host does not see it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._on_device = device.type == "cuda"
-        self._events = [_event() for _ in range(4)] if self._on_device else []
-        self._times = [0.0] * 4
-
-    def mark(self, place: int) -> None:
-        if self._on_device:
-            self._events[place].record()
-        else:
-            self._times[place] = time.perf_counter()
-
-    def drafting(self) -> float:
-        """Seconds that drafts and the head's reading took; the step must have ended."""
-        if self._on_device:
-            start, drafted, verified, end = self._events
-            return (start.elapsed_time(drafted) + verified.elapsed_time(end)) / 1e3
-        start, drafted, verified, end = self._times
-        return drafted - start + end - verified
+def _brought(found_X: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """The same on the host, and when it is there: what holds it on the device is written again by the next step."""
+    if found_X.device.type != "cuda":
+        return found_X, None
+    here = torch.empty(found_X.shape, dtype=found_X.dtype, pin_memory=True)
+    here.copy_(found_X, non_blocking=True)
+    ready = torch.cuda.Event()
+    ready.record()
+    return here, ready
 
 
-def _event() -> torch.cuda.Event:
-    """One that may be part of a recorded step."""
-    return torch.cuda.Event(enable_timing=True, external=True)
+def _verdict(plan: Plan, numbers: list[int], found: list[int]) -> Verdict:
+    """Of these rows of the plan."""
+    num_rows, drafts, each = len(plan.rows), plan.num_drafts, 1 + plan.num_drafts
+    size = num_rows * each
+    accepted = tuple(found[2 * size + n] for n in numbers)
+    emitted, rejected, poisoned, tokens = [], [], [], []
+    for place, (n, count) in enumerate(zip(numbers, accepted, strict=True)):
+        row, first = plan.rows[n], n * each
+        drafted = 2 * size + num_rows + n * drafts
+        emitted.append(tuple(found[first : first + count + 1]))
+        rejected.append(tuple(found[drafted + count : drafted + row.num_drafts]))
+        tokens += found[first : first + row.num_logits]
+        if not all(found[size + first : size + first + count + 1]):
+            poisoned.append(place)
+    return Verdict(
+        tokens_L=torch.tensor(tokens),
+        accepted_R=torch.tensor(accepted),
+        accepted=accepted,
+        tokens=tuple(emitted),
+        rejected=tuple(rejected),
+        logprobs=((),) * len(numbers),
+        poisoned=tuple(poisoned),
+    )

@@ -26,6 +26,8 @@ class _Graph:
     given: tuple[Tensor, ...]
     """Where the recorded function reads."""
     found: tuple[Tensor, ...]
+    brought: list[Tensor | None]
+    """What was copied there last, from the host."""
 
 
 class Graphs:
@@ -40,8 +42,9 @@ class Graphs:
         """Whether the last call took as long as such calls do: it was replayed, or nothing is recorded here."""
 
     def __call__(self, key: Hashable, function: Function, given: Sequence[Tensor]) -> Sequence[Tensor]:
-        """What `function` makes of these tensors, which may be on the host. `key` says all that it depends on besides
-        their values and shapes. The caller copies what it wants to keep beyond the next call."""
+        """What `function` makes of these tensors. They may be on the host, and are not to be changed then: what comes a
+        second time is not copied again. `key` says all that it depends on besides their values and shapes. The caller
+        copies what it wants to keep beyond the next call."""
         key = (key, tuple(tensor.shape for tensor in given))
         graph = self._graphs.get(key)
         self.is_usual = graph is not None or not self._records
@@ -51,8 +54,10 @@ class Graphs:
             self._remember(key, None)
             return function([tensor.to(self._device) for tensor in given])
         self._graphs.move_to_end(key)
-        for place, tensor in zip(graph.given, given, strict=True):
-            place.copy_(tensor, non_blocking=True)
+        for number, (place, tensor) in enumerate(zip(graph.given, given, strict=True)):
+            if tensor is not graph.brought[number]:
+                place.copy_(tensor, non_blocking=True)
+                graph.brought[number] = _if_on_host(tensor)
         graph.graph.replay()
         return graph.found
 
@@ -70,7 +75,7 @@ class Graphs:
             self._graphs.clear()
             return None
         self._pool = self._pool or recording.pool()
-        graph = _Graph(recording, places, found)
+        graph = _Graph(recording, places, found, [_if_on_host(tensor) for tensor in given])
         self._remember(key, graph)
         return graph
 
@@ -80,3 +85,7 @@ class Graphs:
         self._graphs[key] = graph
         if len(self._graphs) > MAX_GRAPHS:
             self._graphs.popitem(last=False)
+
+
+def _if_on_host(tensor: Tensor) -> Tensor | None:
+    return tensor if tensor.device.type == "cpu" else None

@@ -49,6 +49,11 @@ class Depths(Protocol):
         """The depth of every row, by row id, for a step that also reads so many tokens of prompts."""
         ...
 
+    def again(self, wishes: Mapping[str, Wish]) -> Mapping[str, int] | None:
+        """The depths of a step that follows before the last one was seen; None where that one was to teach something,
+        or there is something to think about."""
+        ...
+
     def observe(self, plan: Plan, verdict: Verdict, times: StepTimes) -> None:
         """Sees what a step gave and what it cost."""
         ...
@@ -61,6 +66,9 @@ class FixedDepths:
 
     def choose(self, wishes: Mapping[str, Wish], num_prompt_tokens: int) -> Mapping[str, int]:  # noqa: ARG002
         return {row_id: wish.limit for row_id, wish in wishes.items()}
+
+    def again(self, wishes: Mapping[str, Wish]) -> Mapping[str, int]:
+        return self.choose(wishes, 0)
 
     def observe(self, plan: Plan, verdict: Verdict, times: StepTimes) -> None:
         """Nothing to learn."""
@@ -130,6 +138,20 @@ class AdaptiveDepths:
             chosen = self._best(wishes)
             depths = self._other(wishes, chosen) or self._loosened(wishes, chosen)
         return dict(zip(wishes, depths, strict=True))
+
+    def again(self, wishes: Mapping[str, Wish]) -> Mapping[str, int] | None:
+        if self._touring or self._probing.is_aside or wishes.keys() != self._whose:
+            return None
+        if not self._choosing:
+            self._resting += 1
+            return {row_id: wish.limit for row_id, wish in wishes.items()}
+        if self._choice is None or self._probing.is_due(self._choice[1]):
+            return None
+        self._resting += 1
+        if (chosen := self._standing(wishes)) is None:
+            self._resting, chosen = 0, self._best(wishes)
+            self._probing.pass_over(chosen)
+        return dict(zip(wishes, chosen.depths, strict=True))
 
     def observe(self, plan: Plan, verdict: Verdict, times: StepTimes) -> None:
         if not plan.num_drafts and not self._gate.made and not self._touring:

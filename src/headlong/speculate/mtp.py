@@ -148,11 +148,15 @@ class MtpProposer:
         else:
             self._read_all(plan, batch, context, hidden_ND, verdict)
 
-    def catches_up(self, plan: Plan) -> bool:
-        """Whether the head reads in a step that is one launch, of decoding rows; nothing may be owed to it then."""
-        reads = plan.num_drafts > 0 or any(
+    def reads(self, plan: Plan) -> bool:
+        """Whether the head reads what a step of decoding rows feeds at once, if that is one launch."""
+        return plan.num_drafts > 0 or any(
             row.request.draft_tokens and not row.request.adaptive for row in plan.rows
         )
+
+    def catches_up(self, plan: Plan) -> bool:
+        """Whether the head reads in a step that is one launch; nothing is owed to it then."""
+        reads = self.reads(plan)
         if reads:
             self._resume({row.request.id for row in plan.rows if self.waiting.holds(row.request.id)})
         return reads

@@ -44,6 +44,11 @@ class Probing:
         """A new step."""
         self.rows, self._rate_aside = {}, None
 
+    @property
+    def is_aside(self) -> bool:
+        """Whether this step was chosen for what it teaches."""
+        return bool(self.rows) or self._rate_aside is not None
+
     def others_came(self) -> None:
         self._price = 0.0
 

@@ -45,6 +45,9 @@ class RowState:
     """Of its full pages, as far as they were hashed."""
     hidden_JD: Tensor | None = None
     """The target's hidden states of the last certain token and the accepted drafts: a view of the step's own."""
+    ahead: bool = False
+    """Whether a step is under way that was launched before its last one was read: unless that ended it, its memories
+    are further than it knows."""
 
 
 class State:
