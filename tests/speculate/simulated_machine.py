@@ -68,6 +68,8 @@ class Run:
     spent: list[float] = field(default_factory=list)
     gained: list[float] = field(default_factory=list)
     depths: list[dict[str, int]] = field(default_factory=list)
+    ahead: int = 0
+    """Steps that were chosen before the one before them was seen."""
 
     def speed(self, first: int = 0, last: int | None = None) -> float:
         return sum(self.gained[first:last]) / sum(self.spent[first:last])
@@ -101,16 +103,20 @@ def simulate(
     fixed: dict[str, int] | None = None,
     sampled: bool = False,
     into: Run | None = None,
+    ahead: bool = False,
 ) -> Run:
     """`rates(step)` says which rows run and how their drafts fare. Time is counted without the noise, tokens as they
-    are expected of the depths chosen, so that the outcome depends on the choices alone."""
+    are expected of the depths chosen, so that the outcome depends on the choices alone. `ahead`: a step is chosen
+    before the one before it was seen, where that can be; but none with drafts after one without."""
     rng, run = random.Random(seed), into or Run()
     fixed, noise = fixed or {}, noise or jitter()
     requests: dict[str, Request] = {}
+    following = None
     for step in range(steps):
         rows = rates(step)
         wishes = {row: Wish(fixed.get(row, MAX_DEPTH), row not in fixed, sampled) for row in rows}
-        chosen = depths.choose(wishes, 0)
+        chosen = depths.choose(wishes, 0) if following is None else following
+        run.ahead += following is not None
         assert chosen.keys() == wishes.keys()
         accepted = tuple(_accepted(rows[row], chosen[row], rng) for row in rows)
         for row in rows:
@@ -121,6 +127,9 @@ def simulate(
         drafting = sum(depth > 0 for depth in chosen.values())
         times = machine.times(len(rows), sum(chosen.values()), drafting, plan.num_drafts)
         factor = noise(rng)
+        following = depths.again(wishes) if ahead and rates(step + 1).keys() == rows.keys() else None
+        if following is not None and any(following.values()) and not any(chosen.values()):
+            following = None
         depths.observe(plan, verdict(accepted), StepTimes(times.draft * factor, times.verify * factor))
         run.spent.append(times.draft + times.verify)
         run.gained.append(sum(tokens(rows[row], chosen[row]) for row in rows))

@@ -70,6 +70,40 @@ def test_never_slower_and_near_the_best(name, rows, rate):
     assert found > 0.95 * machine.best_fixed(texts)[1]
 
 
+@pytest.mark.parametrize("name", ["gpu", "tiny"])
+@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.6, 0.8, 0.95])
+def test_steps_that_follow_before_the_last_was_seen(name, rows, rate):
+    """They are chosen as well, and most steps are such."""
+    machine, rates = MACHINES[name], alike(rows, rate)
+    texts, found = list(rates(0).values()), []
+    for seed in range(3):
+        depths = AdaptiveDepths(MAX_DEPTH, profile_of(machine), asks=False)
+        run = simulate(depths, machine, rates, 300, seed=seed, ahead=True)
+        found.append(run.speed())
+        assert run.ahead > 0.65 * 300
+    assert median(found) > 0.97 * machine.speed(texts, 0)
+    assert median(found) > 0.95 * machine.best_fixed(texts)[1]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_nothing_follows_a_step_that_is_to_teach_something_before_it_was_seen(known):
+    depths = AdaptiveDepths(MAX_DEPTH, profile_of(GPU) if known else None, asks=False)
+    wishes = {"row0": Wish(MAX_DEPTH, True)}
+    taught = 0
+    for step in range(200):
+        depths.choose(wishes, 0)
+        aside = depths._touring or depths._probing.is_aside
+        assert not aside or depths.again(wishes) is None
+        taught += aside
+        drafted = plan_row(
+            Request("row0", (1,), SamplingParams(), 0, draft_tokens=8, adaptive=True), step % 2
+        )
+        depths.observe(Plan((drafted,), step % 2), verdict((0,)), StepTimes(1e-3 * (step % 2), 1e-2))
+    assert taught
+    assert depths.again({**wishes, "row1": Wish(MAX_DEPTH, True)}) is None, "others run"
+
+
 @pytest.mark.parametrize(
     ("name", "rows", "rate"),
     [("cpu", 1, 0.1), ("cpu", 1, 0.9), ("cpu", 16, 0.5), ("gpu", 1, 0.8), ("gpu", 16, 0.9), ("tiny", 4, 0.9)],

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headlong.ops.triton_turn import GOES_ON
+from headlong.ops.triton_step import GOES_ON
 from headlong.ops.upload import ALIGN
 from headlong.types import RowPlan
 

@@ -19,10 +19,9 @@ from torch import Tensor
 from headlong.engine.even_layout import EvenLayout, Pass
 from headlong.layers.context import Context
 from headlong.models.decoder import DecoderModel
-from headlong.ops import triton_turn as turn
 from headlong.ops.graphs import Graphs
 from headlong.ops.rope.reference import LARGEST_TABLE, Angles, angles
-from headlong.ops.triton_step import TritonStep, round_up_positions
+from headlong.ops.triton_step import MARKS, TritonStep, round_up_positions
 from headlong.sampling.processors import FilterKind
 from headlong.sampling.sampler import Sampler
 from headlong.speculate.mtp import MtpProposer
@@ -85,6 +84,9 @@ class WholeStep:
     ) -> None:
         self.model, self.state, self.sampler, self.drafter = model, state, sampler, drafter
         self._device = model.ops.device
+        from headlong.ops import triton_turn  # Triton is not everywhere
+
+        self._turn = triton_turn
         self._graphs = Graphs(self._device)
         self._layouts: dict[tuple[int, int], EvenLayout] = {}
         longest = round_up_positions(max_len + state.max_drafts)
@@ -154,7 +156,7 @@ class WholeStep:
         plan = Plan(tuple(rows), max(row.num_drafts for row in rows))
         verdict = _verdict(launch.plan, numbers, found)
         self._keep(launch, plan, numbers, verdict)
-        begun, drafted, verified, read = found[-turn.MARKS :]
+        begun, drafted, verified, read = found[-MARKS:]
         drafting = drafted - begun + read - verified if launch.reads else 0
         seconds = (read if launch.reads else verified) - begun
         return plan, Outcome(verdict, launch.late + drafting / 1e9, launch.is_usual, seconds / 1e9)
@@ -170,12 +172,12 @@ class WholeStep:
     def _run(self, layout: EvenLayout, shape: _Shape, given: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """What comes back (tokens, whether they are numbers, how many drafts stand, drafts, moments), and hidden
         states."""
-        (given_R4,) = given
+        (given_R4,), turn = given, self._turn
         model, state, mirror, drafts = self.model, self.state, self._mirror, layout.num_drafts
         num_rows, num_tokens = layout.num_rows, layout.num_rows * (1 + drafts)
-        size = 2 * num_tokens + num_rows * (1 + drafts) + turn.MARKS
+        size = 2 * num_tokens + num_rows * (1 + drafts) + MARKS
         found_X = torch.empty(size, dtype=torch.long, device=self._device)
-        times = found_X[-turn.MARKS :]
+        times = found_X[-MARKS:]
         slots_R, pages_RP = turn.begin(
             given_R4, mirror.place_S2, mirror.pages_SP, layout.table_PR6, layout.position_X,
             -(-shape.longest // state.page_size), drafts, times,
@@ -242,7 +244,7 @@ class WholeStep:
         if longest > LARGEST_TABLE:
             return angles(position_X, rotary, dtype, longest - 1)
         table = rotary.tables[dtype]
-        cos, sin = turn.look_up(position_X, table.cos, table.sin)
+        cos, sin = self._turn.look_up(position_X, table.cos, table.sin)
         return replace(table, cos=cos, sin=sin)
 
     def _context(self, part: Pass, rotation: Angles, pages_RP: Tensor, longest: int) -> Context:

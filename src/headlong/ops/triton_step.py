@@ -15,6 +15,10 @@ from headlong.env import triton_ops_wanted
 from headlong.ops.upload import upload
 from headlong.types import Rows
 
+GOES_ON, ENDED = -1, -1
+"""Start of a row of which the device knows better where it is, and place of one that it knows to have ended."""
+MARKS = 4
+"""Moments of a step that is one launch which are written down, in nanoseconds."""
 FEWEST_POSITIONS = 1024
 """That are reckoned with, and then twice as many each time: steps come in few shapes, which are recorded."""
 

@@ -2,7 +2,8 @@
 
 A row's place (where its next token goes, and how many drafts are to be replayed) is told by the host, or, for a step
 that was launched before the one before it was read, found where that one left it. A row that has ended by then is
-computed at place 0, where nobody looks: what it left behind stays as it is.
+computed at place 0, where nobody looks: what it left behind stays as it is. Four moments are written down: the step's
+begin, when drafts were made, when the verdict stood, and the end.
 
 R rows of K drafts, J = K + 1 tokens each, N in all; S slots.
 """
@@ -18,14 +19,6 @@ from triton import knobs
 
 from headlong.ops.triton_launch import OPTIONS, follow
 
-SLOT, START, REPLAY, DEPTH = range(4)
-"""Columns of what the host tells of each row."""
-GOES_ON = -1
-"""Start of a row that the device knows better."""
-ENDED = -1
-"""Place of a row that came to its end."""
-MARKS = 4
-"""Moments of a step: its begin, when drafts were made, when the verdict stood, its end."""
 PAGES_AT_ONCE, CARRIED_AT_ONCE = 256, 1024
 INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 
