@@ -172,6 +172,18 @@ class Bench:
         self.clear()
         return found
 
+    def prompt_speed(self) -> float:
+        """Tokens a second of prompts that are read from end to end, the second time."""
+        seconds = 0.0
+        for _ in range(2):
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            self.fill(0)
+            torch.cuda.synchronize()
+            seconds = time.perf_counter() - started
+            self.clear()
+        return self.rows * self.context / seconds
+
     def _step_time(self, steps: int = 8) -> float:
         """Of steps one after the other, as they come while the engine runs: one is launched before the last is read."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -259,6 +271,8 @@ def measure(args: argparse.Namespace, found: dict[str, object]) -> list[dict[str
             bench = Bench(args, rows, context)
             if rows == args.rows[0] and context == args.contexts[0]:
                 found["verify_is_decode"] = bench.is_exact(3)
+            if context <= READ_WHOLE:
+                found[f"prompt_tokens_per_second_rows{rows}"] = round(bench.prompt_speed())
             plain = 0.0
             for depth in args.depths:
                 line = {"rows": rows, "context": context, "K": depth, **bench.parts(depth)}

@@ -323,7 +323,7 @@ def simulate(
         plans = tuple(_decoding(request, picked[request.id]) for request in requests)
         plan = Plan(plans, max(picked.values()))
         none: tuple[tuple[()], ...] = tuple(() for _ in requests)
-        verdict = Verdict(torch.zeros(0), torch.tensor(accepted), accepted, none, none, none)
+        verdict = Verdict(torch.zeros(0), accepted, none, none, none)
         draft, verify = seconds(plan.num_drafts, sum(picked.values()))
         depths.observe(
             plan, verdict, StepTimes(draft * rng.uniform(0.95, 1.05), verify * rng.uniform(0.95, 1.05))

@@ -188,13 +188,13 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the target decided. `tokens_L` holds, for each logits row, the token that stands after it: the
-    accepted drafts, then the target's own; entries past `accepted_R` are meaningless."""
+    """What the target decided."""
 
-    tokens_L: Tensor
-    accepted_R: Tensor
-    """Per row of the plan; 0 for rows that do not sample."""
+    tokens_L: Tensor | None
+    """For each logits row the token that stands after it: the accepted drafts, then the target's own; entries past
+    those are meaningless. None for a step that put them where they belong itself."""
     accepted: tuple[int, ...]
+    """Drafts, per row of the plan; 0 for rows that do not sample."""
     tokens: tuple[tuple[int, ...], ...]
     """Per row, what it emits: accepted drafts and one more token, or nothing."""
     rejected: tuple[tuple[int, ...], ...]

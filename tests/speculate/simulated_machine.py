@@ -154,7 +154,7 @@ def plan_row(request: Request, depth: int, known: tuple[int, ...] = ()) -> RowPl
 
 def verdict(accepted: tuple[int, ...]) -> Verdict:
     empty = tuple(() for _ in accepted)
-    return Verdict(NOTHING, torch.tensor(accepted), accepted, empty, empty, empty)
+    return Verdict(NOTHING, accepted, empty, empty, empty)
 
 
 def _accepted(rates: Sequence[float], depth: int, rng: random.Random) -> int:

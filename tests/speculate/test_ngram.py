@@ -201,7 +201,7 @@ class TestTexts:
 
 def verdict_of(tokens):
     nothing = torch.zeros(0, dtype=torch.long)
-    return Verdict(nothing, nothing, (len(tokens) - 1,), (tuple(tokens),), ((),), ((),))
+    return Verdict(nothing, (len(tokens) - 1,), (tuple(tokens),), ((),), ((),))
 
 
 def test_exact_at_every_depth(models):

@@ -152,9 +152,7 @@ def test_commit_moves_lengths_replays_and_last_tokens():
     )
     tokens = torch.tensor([10, 11, 12, 20, 21, 22, 23])
     emitted = ((), (10,), (20, 21, 22))
-    state.commit(
-        plan, Verdict(tokens, torch.tensor([0, 0, 2]), (0, 0, 2), emitted, ((), (), ()), ((), (), ()))
-    )
+    state.commit(plan, Verdict(tokens, (0, 0, 2), emitted, ((), (), ()), ((), (), ())))
     found = {row: (held.length, held.num_replay) for row, held in state.rows.items()}
     assert found == {"a": (9, 0), "b": (1, 0), "c": (3, 2)}
     slots = [state.rows[row].slot for row in "abc"]

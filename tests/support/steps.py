@@ -187,8 +187,7 @@ class Driver:
             flat.extend([*tokens, *([1] * (row.num_drafts - count))])
             emitted.append(tuple(tokens))
         none = tuple(() for _ in parts)
-        tokens_L, accepted_R = torch.tensor(flat, dtype=torch.long), torch.tensor(accepted)
-        return Verdict(tokens_L, accepted_R, tuple(accepted), tuple(emitted), none, none)
+        return Verdict(torch.tensor(flat, dtype=torch.long), tuple(accepted), tuple(emitted), none, none)
 
 
 def _depth(part: Part) -> int:

@@ -246,8 +246,7 @@ def _without_poisoned(plan: Plan, verdict: Verdict) -> tuple[Plan, Verdict]:
     logits = [i for n in kept for i in range(firsts[n], firsts[n] + plan.rows[n].num_logits)]
     rows = tuple(plan.rows[n] for n in kept)
     return Plan(rows, max((row.num_drafts for row in rows), default=0)), Verdict(
-        tokens_L=verdict.tokens_L[logits],
-        accepted_R=verdict.accepted_R[kept],
+        tokens_L=None if verdict.tokens_L is None else verdict.tokens_L[logits],
         accepted=tuple(verdict.accepted[n] for n in kept),
         tokens=tuple(verdict.tokens[n] for n in kept),
         rejected=tuple(verdict.rejected[n] for n in kept),

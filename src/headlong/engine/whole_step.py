@@ -65,7 +65,8 @@ class Launch:
     held: tuple[RowState, ...]
     """Who the rows were."""
     reads: bool
-    hidden_ND: Tensor
+    hidden_ND: Tensor | None
+    """Where somebody will want it."""
     found_X: Tensor
     """On the host, once it is `ready`."""
     ready: torch.cuda.Event | None
@@ -88,6 +89,7 @@ class WholeStep:
 
         self._turn = triton_turn
         self._graphs = Graphs(self._device)
+        self._readings = _Readings()
         self._layouts: dict[tuple[int, int], EvenLayout] = {}
         longest = round_up_positions(max_len + state.max_drafts)
         self._mirror = Mirror(state.slots.size, -(-longest // state.page_size), self._device)
@@ -132,10 +134,12 @@ class WholeStep:
         given_R4 = layout.given(rows, go_on=goes_on)
         found_X, hidden_ND = self._graphs((drafts, shape), partial(self._run, layout, shape), [given_R4])
         is_usual = self._graphs.is_usual
-        found_X, ready = _brought(found_X)
+        found_X, ready = self._readings.bring(found_X)
+        # What holds it on the device is written again by the next step.
+        kept_ND = hidden_ND.clone() if self.state.head or (drafter is not None and not reads) else None
         for own in held:
             own.ahead = goes_on
-        return Launch(plan, held, reads, hidden_ND.clone(), found_X, ready, late, is_usual, goes_on)
+        return Launch(plan, held, reads, kept_ND, found_X, ready, late, is_usual, goes_on)
 
     def is_awaited(self, launch: Launch) -> bool:
         """Whether any of its rows is still there."""
@@ -256,25 +260,38 @@ class WholeStep:
 
     def _keep(self, launch: Launch, plan: Plan, numbers: list[int], verdict: Verdict) -> None:
         hidden_ND, each = launch.hidden_ND, 1 + launch.plan.num_drafts
-        if hidden_ND.shape[0] > plan.num_tokens:
+        if hidden_ND is not None and hidden_ND.shape[0] > plan.num_tokens:
             own = [
                 n * each + j for n, row in zip(numbers, plan.rows, strict=True) for j in range(row.query_len)
             ]
             hidden_ND = hidden_ND[torch.tensor(own, device=self._device)]
         self.state.keep(plan, verdict.accepted, hidden_ND)
-        if self.drafter is not None and not launch.reads:
+        if self.drafter is not None and not launch.reads and hidden_ND is not None:
             self.drafter.put_off(plan, hidden_ND, verdict)
 
 
-def _brought(found_X: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-    """The same on the host, and when it is there: what holds it on the device is written again by the next step."""
-    if found_X.device.type != "cuda":
-        return found_X, None
-    here = torch.empty(found_X.shape, dtype=found_X.dtype, pin_memory=True)
-    here.copy_(found_X, non_blocking=True)
-    ready = torch.cuda.Event()
-    ready.record()
-    return here, ready
+class _Readings:
+    """What steps found, on its way to the host. Two may be under way at once."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, list[tuple[Tensor, torch.cuda.Event]]] = {}
+        self._turn = 0
+
+    def bring(self, found_X: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+        """The same on the host, and when it is there; the next but one is brought to the same place."""
+        if found_X.device.type != "cuda":
+            return found_X, None
+        places = self._places.get(len(found_X))
+        if places is None:
+            places = self._places[len(found_X)] = [
+                (torch.empty(found_X.shape, dtype=found_X.dtype, pin_memory=True), torch.cuda.Event())
+                for _ in range(2)
+            ]
+        self._turn = 1 - self._turn
+        here, ready = places[self._turn]
+        here.copy_(found_X, non_blocking=True)
+        ready.record()
+        return here, ready
 
 
 def _verdict(plan: Plan, numbers: list[int], found: list[int]) -> Verdict:
@@ -282,18 +299,16 @@ def _verdict(plan: Plan, numbers: list[int], found: list[int]) -> Verdict:
     num_rows, drafts, each = len(plan.rows), plan.num_drafts, 1 + plan.num_drafts
     size = num_rows * each
     accepted = tuple(found[2 * size + n] for n in numbers)
-    emitted, rejected, poisoned, tokens = [], [], [], []
+    emitted, rejected, poisoned = [], [], []
     for place, (n, count) in enumerate(zip(numbers, accepted, strict=True)):
         row, first = plan.rows[n], n * each
         drafted = 2 * size + num_rows + n * drafts
         emitted.append(tuple(found[first : first + count + 1]))
         rejected.append(tuple(found[drafted + count : drafted + row.num_drafts]))
-        tokens += found[first : first + row.num_logits]
         if not all(found[size + first : size + first + count + 1]):
             poisoned.append(place)
     return Verdict(
-        tokens_L=torch.tensor(tokens),
-        accepted_R=torch.tensor(accepted),
+        tokens_L=None,
         accepted=accepted,
         tokens=tuple(emitted),
         rejected=tuple(rejected),

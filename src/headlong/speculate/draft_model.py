@@ -256,8 +256,7 @@ def _own_plan(
 def _verdict(tokens_L: Tensor, accepted: tuple[int, ...]) -> Verdict:
     """What the own state is told: so many drafts of each row stay."""
     none = tuple(() for _ in accepted)
-    accepted_R = torch.tensor(accepted, dtype=torch.long, device=tokens_L.device)
-    return Verdict(tokens_L, accepted_R, accepted, none, none, none)
+    return Verdict(tokens_L, accepted, none, none, none)
 
 
 def _spread(

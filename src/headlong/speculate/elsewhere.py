@@ -61,6 +61,7 @@ class HeadElsewhere:
             pages_RP=batch.pages_RP.to(self.device),
             logits_index_L=batch.logits_index_L.to(self.device),
         )
+        assert verdict.tokens_L is not None
         verdict = replace(verdict, tokens_L=verdict.tokens_L.to(self.device))
         with self._there():
             self.inner.observe(plan, batch, self._context(batch), hidden_ND.to(self.device), verdict)

@@ -215,6 +215,7 @@ class MtpProposer:
         """A small step that left nobody out: one pass over the very tokens and places of the target's."""
         next_N = batch.next_tokens_N
         if len(batch.logits_index_L):
+            assert verdict.tokens_L is not None
             # Past the accepted drafts this pairs with tokens that will not stand; those places are rewritten
             # before anything reads them.
             next_N = next_N.index_copy(0, batch.logits_index_L, verdict.tokens_L)

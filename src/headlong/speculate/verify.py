@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headlong.ops.upload import upload
 from headlong.sampling import noise
 from headlong.sampling.entries import Entries, Entry
 from headlong.sampling.sampler import Sampler, needs_q
@@ -32,9 +31,9 @@ class _Found(NamedTuple):
 def verify(plan: Plan, draft: Draft | None, logits_LV: Tensor, sampler: Sampler) -> Verdict:
     device = logits_LV.device
     if not len(logits_LV):
-        nothing = torch.zeros(len(plan.rows), dtype=torch.long, device=device)
+        nothing = torch.zeros(0, dtype=torch.long, device=device)
         empty = tuple(() for _ in plan.rows)
-        return Verdict(nothing[:0], nothing, (0,) * len(plan.rows), empty, empty, empty)
+        return Verdict(nothing, (0,) * len(plan.rows), empty, empty, empty)
     firsts = plan.first_logits
     if _is_plain(plan, sampler):
         return _agree(plan, draft, logits_LV, sampler.best(logits_LV), firsts)
@@ -61,7 +60,6 @@ def verify(plan: Plan, draft: Draft | None, logits_LV: Tensor, sampler: Sampler)
     poisoned = () if all(finite) else [n for n, span in enumerate(spans) if not all(finite[i] for i in span)]
     return Verdict(
         tokens_L=tokens_L,
-        accepted_R=accepted_R,
         accepted=tuple(accepted),
         tokens=tuple(tuple(flat[i] for i in span) for span in spans),
         rejected=tuple(
@@ -102,7 +100,6 @@ def _agree(
         poisoned = [n for n, first in enumerate(firsts) if not all(finite[first : first + len(emitted[n])])]
     return Verdict(
         tokens_L=tokens_L,
-        accepted_R=upload([accepted], tokens_L.device)[0],
         accepted=tuple(accepted),
         tokens=tuple(emitted),
         rejected=tuple(rejected),

@@ -158,6 +158,7 @@ class State:
         self.keep(plan, verdict.accepted, hidden_ND)
         sampling = [i for i, row in enumerate(plan.rows) if row.samples]
         if sampling:
+            assert verdict.tokens_L is not None
             firsts, accepted = plan.first_logits, verdict.accepted
             last, slots = upload(
                 [[firsts[i] + accepted[i] for i in sampling], [plan.rows[i].slot for i in sampling]],
