@@ -1,6 +1,7 @@
 """Many requests through one engine, with faults injected and clients that leave: none lost, none wrong, memory flat.
 
     python benchmarks/soak.py [--tiny 100000] [--embedded 5000] [--minutes 0] [--fault-rate 0.003] [--seed 0]
+                              [--device cpu] [--kinds 5] [--together 40]
 
 A random tiny model first, then the embedded one. Requests are drawn from a set whose every truth is known: the tokens
 each gives alone, without drafts, on an engine without a prefix cache. So every single one is checked. Pages are few,
@@ -74,8 +75,10 @@ class Soak:
     def __init__(self, model: Path | None, dtype: str, args: argparse.Namespace) -> None:
         self.rng = random.Random(args.seed)
         self.cancel_rate, self.minutes = args.cancel_rate, args.minutes
-        self.fault_rate = args.fault_rate
-        options: dict[str, Any] = {"dtype": dtype, "page_size": 16, "max_context": 256, "progress": silent}
+        self.fault_rate, self.num_kinds, self.together = args.fault_rate, args.kinds, args.together
+        options: dict[str, Any] = {
+            "dtype": dtype, "device": args.device, "page_size": 16, "max_context": 256, "progress": silent
+        }  # fmt: skip
         self.plain = LLM(model, mtp="off", prefix_cache=False, max_rows=1, **options)
         self.llm = LLM(model, max_rows=16, cache_tokens=1536, chunk_tokens=96, **options)
         self.prompts = self._prompts()
@@ -86,8 +89,8 @@ class Soak:
         self.injector.poison = self._poison
 
     def run(self, total: int, progress: Progress, name: str) -> dict[str, Any]:
-        truths = progress.add_task(f"{name}: truths", total=len(self.prompts) * len(KINDS))
-        for key in [(p, k) for p in range(len(self.prompts)) for k in range(len(KINDS))]:
+        truths = progress.add_task(f"{name}: truths", total=len(self.prompts) * self.num_kinds)
+        for key in [(p, k) for p in range(len(self.prompts)) for k in range(self.num_kinds)]:
             prompt, params = self._asked(key, MAX_TOKENS)
             self.truths[key] = self.plain.generate(list(prompt), params).token_ids
             progress.advance(truths)
@@ -97,7 +100,7 @@ class Soak:
         while asked < total or engine.has_work:
             if self.minutes and time.monotonic() - started > 60 * self.minutes:
                 total = asked
-            while asked < total and len(self.living) < 40 and self.rng.random() < 0.8:
+            while asked < total and len(self.living) < self.together and self.rng.random() < 0.8:
                 self._ask(asked)
                 asked += 1
             if self.living and self.rng.random() < self.cancel_rate:
@@ -128,7 +131,7 @@ class Soak:
         return self.prompts[key[0]], params
 
     def _ask(self, number: int) -> None:
-        key = (self.rng.randrange(len(self.prompts)), self.rng.randrange(len(KINDS)))
+        key = (self.rng.randrange(len(self.prompts)), self.rng.randrange(self.num_kinds))
         length = min(MAX_TOKENS, 1 + int(self.rng.expovariate(1 / 14)))
         depth = self.rng.choice([None, None, 0, 1, 3, 8])
         prompt, params = self._asked(key, length, draft_tokens=depth, priority=self.rng.choice([0, 0, 0, 1]))
@@ -246,6 +249,14 @@ def main() -> int:
     parser.add_argument(
         "--cancel-rate", type=float, default=0.03, help="of steps before which somebody leaves"
     )
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--kinds",
+        type=int,
+        default=len(KINDS),
+        help="of requests; one is greedy alone, whose steps are one launch",
+    )
+    parser.add_argument("--together", type=int, default=40, help="requests at a time; rows are 16")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     logging.getLogger("headlong").setLevel(logging.CRITICAL + 1)  # every fault would tell its story

@@ -65,7 +65,8 @@ class Injector:
 
     def _places(self) -> dict[str, tuple[Any, str]]:
         engine = self.engine
-        return {
+        whole = {} if engine.whole is None else {name: (engine.whole, name) for name in ("launch", "land")}
+        return whole | {
             "admit": (engine.state, "admit"),
             "reserve": (engine.state, "reserve"),
             "choose": (engine.scheduler.depths, "choose"),

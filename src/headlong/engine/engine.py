@@ -198,11 +198,12 @@ class Engine:
     def cancel(self, request_id: str) -> StepOutput:
         """Ends a row at once and frees all it held; an unknown or finished one is no error."""
         self._catch_up()
+        # Whoever cancels a row does not expect to hear of it any more, even if it has just come to its end.
+        self.faults.untold = tuple(told for told in self.faults.untold if told.request.id != request_id)
         row = self.scheduler.find(request_id)
         if row is None:
             return StepOutput()
         self.faults.take_out(row)
-        self.faults.untold = tuple(told for told in self.faults.untold if told.request.id != request_id)
         return StepOutput(rows=(row.cancel(),))
 
     @property
