@@ -1,10 +1,10 @@
 """How Triton's kernels follow one another: a kernel's programs may start while those of the one before still run.
 
-Every kernel lets the next one start at once, and every program of it, on every path, waits for the one before to end
-before it reads anything that a kernel wrote, and before it writes. Since each waits for the one before it, what is read
-after the wait is the work of all earlier ones; and memory that was freed and given to a later kernel is written only
-when all that read it are done. Where the device or Triton's interpreter cannot do this, kernels follow one another as
-usual.
+Every kernel lets the next one start, most of them at once, and every program of it, on every path, waits for the one
+before to end before it reads anything that a kernel of a step wrote, and before it writes. Since each waits for the one
+before it, what is read after the wait is the work of all earlier ones; and memory that was freed and given to a later
+kernel is written only when all that read it are done. Where the device or Triton's interpreter cannot do this, kernels
+follow one another as usual.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportOperatorIssue=false
@@ -27,8 +27,19 @@ OPTIONS: dict[str, bool] = {"launch_pdl": True} if OVERLAPS.value else {}
 
 
 @triton.jit
-def follow():
-    """Lets the next kernel start, and waits for the one before."""
+def let_next_start():
     if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait():
+    """For the kernel before."""
+    if OVERLAPS:
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def follow():
+    let_next_start()
+    wait()

@@ -22,12 +22,14 @@ import triton.language as tl
 from torch import Tensor
 
 from headlong.ops.linear.triton_unpack import INTERPRETED, decode
-from headlong.ops.triton_launch import OPTIONS, follow
+from headlong.ops.triton_launch import OPTIONS, let_next_start, wait
 
 PROGRAMS = 264
 """That a matrix is shared by: two for each multiprocessor of the GPUs this is made for."""
 BYTE_PROGRAMS = 660
 """That one of 8 bits is shared by: it is unpacked, and more programs hide more of that."""
+BYTE_REGISTERS = 96
+"""Of a thread of those, so that five programs fit on a multiprocessor."""
 LEAST_STEPS = 4
 """Of a program: less would not fill its pipeline."""
 COLUMNS = 64
@@ -104,18 +106,21 @@ def multiply(
     x_ND, codes, scales, offsets, row_scales, pieces,
     num_tokens, num_outs, num_ins, row_stride, num_scaled, num_steps, steps_each, all_steps,
     DTYPE: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr, HALVES: tl.constexpr,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr, LATE: tl.constexpr,
     B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """A program's share: `steps_each` of the `all_steps`, of which a tile has `num_steps`, for M of the tokens."""
-    follow()
+    if not LATE:
+        let_next_start()
+    wait()
     tokens_M = tl.program_id(0) * M + tl.arange(0, M)
     there_M = tokens_M < num_tokens
     first = tl.program_id(1) * steps_each
     last = tl.minimum(first + steps_each, all_steps)
     columns_C = tl.arange(0, C)
     x_CM_at = x_ND + tokens_M.to(tl.int64)[None, :] * num_ins + columns_C[:, None]
-    for tile in range(first // num_steps, (last - 1) // num_steps + 1):
+    last_tile = (last - 1) // num_steps
+    for tile in range(first // num_steps, last_tile + 1):
         places_B = tile * B + tl.arange(0, B)
         # Outputs past the last are computed from the last one's weights and not stored.
         outs_B = tl.minimum(places_B, num_outs - 1)
@@ -134,6 +139,8 @@ def multiply(
                 acc_BM, x_CM_at, codes_BC, scales, offsets, outs_B, there_M, step, num_outs, num_ins, num_scaled,
                 DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, B, C, M,
             )  # fmt: skip
+        if LATE and tile == last_tile:
+            let_next_start()
         if row_scales is not None:
             acc_BM *= tl.load(row_scales + outs_B)[:, None]
         piece = tl.program_id(1) - tile * num_steps // steps_each
@@ -152,7 +159,10 @@ class Plan(NamedTuple):
     num_stages: int
     """Steps that are under way at once, at most."""
     registers: int | None
-    """Of a thread, at most, so that two programs fit on a multiprocessor."""
+    """Of a thread, at most, where few tokens are multiplied at once, so that as many programs as there are fit on the
+    multiprocessors."""
+    late: bool
+    """Whether the next kernel is let start only when all is multiplied: its programs would take the place of ours."""
 
 
 def halves(bits: int) -> int:
@@ -171,13 +181,13 @@ def plan_shape(outs: int, ins: int, *, bits: int = 16) -> Plan:
     if bits in (8, 16):
         programs, num_stages = (BYTE_PROGRAMS, 3) if bits == 8 else (PROGRAMS, 4)
         each = max(triton.cdiv(triton.cdiv(outs, 64) * steps, programs), LEAST_STEPS // 2)
-        return Plan(64, columns, each, 4, num_stages, None)
+        return Plan(64, columns, each, 4, num_stages, BYTE_REGISTERS if bits == 8 else None, bits == 8)
     block = 128 if triton.cdiv(outs, 128) * steps >= 2 * LEAST_STEPS * PROGRAMS else 64
     each = max(triton.cdiv(triton.cdiv(outs, block) * steps, PROGRAMS), LEAST_STEPS)
     num_stages = 3 if bits > 16 else 4
     if block == 128:
-        return Plan(block, columns, each, 8, num_stages, 128)
-    return Plan(block, columns, each, 4, num_stages, None)
+        return Plan(block, columns, each, 8, num_stages, 128, False)
+    return Plan(block, columns, each, 4, num_stages, None, False)
 
 
 class Kind(NamedTuple):
@@ -251,12 +261,16 @@ class Matrix:
             0 if self.scales_GO is None else self.scales_GO.shape[1], self.num_steps, plan.steps_each,
             self.all_steps,
             DTYPE=DTYPES[self.dtype], CODE=kind.code, ZERO=kind.zero, HALVES=halves(kind.bits),
-            GROUP=kind.group, ROWS=kind.rows, EVEN=kind.padded(self.ins) == self.ins,
+            GROUP=kind.group, ROWS=kind.rows, EVEN=kind.padded(self.ins) == self.ins, LATE=plan.late,
             B=plan.block_outs, C=plan.block_ins, M=width,
             num_warps=plan.num_warps * (2 if width > 128 else 1), num_stages=self._num_stages(width),
-            maxnreg=plan.registers if width <= 64 else None, **OPTIONS,
+            maxnreg=self._registers(width), **OPTIONS,
         )  # fmt: skip
         return pieces
+
+    def _registers(self, width: int) -> int | None:
+        """More tokens need more of them, above all for few threads."""
+        return self.plan.registers if width <= 8 * self.plan.num_warps else None
 
     def _num_stages(self, width: int) -> int:
         """The plan's, or as many as there is room for where many tokens are multiplied at once."""

@@ -96,7 +96,7 @@ class Stack:
             codes.shape[1], self.ins, codes.stride(1), 0 if scales is None else scales.shape[1],
             0 if scales is None else scales.shape[2], triton.cdiv(self.ins, step),
             DTYPE=DTYPES[self.dtype], CODE=kind.code, ZERO=kind.zero, HALVES=halves(kind.bits),
-            GROUP=kind.group, ROWS=kind.rows, EVEN=self.ins % step == 0,
+            GROUP=kind.group, ROWS=kind.rows, EVEN=self.ins % step == 0, LATE=kind.bits == 8,
             SHARING=sharing, PARTS=self.parts, B=plan.block_outs, C=plan.block_ins, M=PAIRS,
             num_warps=plan.num_warps, num_stages=plan.num_stages, **OPTIONS,
         )  # fmt: skip

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from headlong.ops.linear.triton_kernels import add_step
-from headlong.ops.triton_launch import follow
+from headlong.ops.triton_launch import follow, let_next_start, wait
 
 LOWEST = tl.constexpr(-(2**63))
 
@@ -114,12 +114,14 @@ def multiply(
     x, codes, scales, offsets, row_scales, places, pairs, out,
     num_outs, num_ins, row_stride, num_groups, num_scaled, num_steps,
     DTYPE: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr, HALVES: tl.constexpr,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr, LATE: tl.constexpr,
     SHARING: tl.constexpr, PARTS: tl.constexpr, B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """A tile of an expert's outputs for the pairs of a place. SHARING pairs, one after the other, have one input.
     Two PARTS are gates, then as many ups, and what is stored is silu(gate) · up."""
-    follow()
+    if not LATE:
+        let_next_start()
+    wait()
     place = places + 3 * tl.program_id(1)
     count = tl.load(place + 2)
     if count == 0:
@@ -150,6 +152,8 @@ def multiply(
             acc_BM, x_CM_at, codes_BC, scales, offsets, outs_B, there_M, step, num_outs, num_ins, num_scaled,
             DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, B, C, M,
         )  # fmt: skip
+    if LATE:
+        let_next_start()
     if row_scales is not None:
         acc_BM *= tl.load(row_scales + expert * num_outs + outs_B)[:, None]
     if PARTS == 2:

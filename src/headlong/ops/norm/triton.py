@@ -7,19 +7,20 @@ import triton.language as tl
 from torch import Tensor
 
 from headlong.ops.norm.reference import RmsNorm
-from headlong.ops.triton_launch import OPTIONS, follow
+from headlong.ops.triton_launch import OPTIONS, let_next_start, wait
 
 
 # A row may start anywhere: how it is summed must not depend on where.
 @triton.jit(do_not_specialize_on_alignment=["x"])
 def _rms_norm(x, weight, eps, out, D: tl.constexpr, BLOCK: tl.constexpr):
-    follow()
+    let_next_start()
     d = tl.arange(0, BLOCK)
     inside = d < D
+    weight_D = tl.load(weight + d, mask=inside, other=0.0).to(tl.float32)  # which no kernel writes
+    wait()
     at = tl.program_id(0).to(tl.int64) * D + d
     value = tl.load(x + at, mask=inside, other=0.0)
     scale = tl.rsqrt(tl.sum(value * value, 0) + eps)
-    weight_D = tl.load(weight + d, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + at, value * scale * weight_D, mask=inside)
 
 
