@@ -99,18 +99,19 @@ class Scheduler:
     def plan_ahead(self, plan: Plan) -> Plan | None:
         """The step after this one, of rows that all decode, before anybody knows what it gives: starts are the furthest
         they can be. None where what it gives may change who runs or how deep they draft, or room is short."""
-        rows = [self.find(row_plan.request.id) for row_plan in plan.rows]
-        if self.waiting or self.only is not None or len(rows) < len(self.running):
+        running = {row.id: row for row in self.running}
+        if self.waiting or self.only is not None or [p.request.id for p in plan.rows] != list(running):
             return None
+        rows = list(running.values())
         for row, row_plan in zip(rows, plan.rows, strict=True):
-            if row is None or row.request.params.stop:
+            if row.request.params.stop:
                 return None
             most = 1 + min(row.request.draft_tokens, self.state.max_drafts)
             if row.num_left < row_plan.query_len + most:
                 return None
-            if not self.state.reserve(row.id, row_plan.start + row_plan.query_len + most):
+            if not self.state.reserve(row.id, self.state.rows[row.id].length + row_plan.query_len + most):
                 return None
-        depths = self.depths.again({row.id: self._wish(row) for row in rows if row is not None})
+        depths = self.depths.again({row.id: self._wish(row) for row in rows})
         if depths is None:
             return None
         ahead = [self._after(row_plan, depths[row_plan.request.id]) for row_plan in plan.rows]
@@ -118,7 +119,7 @@ class Scheduler:
 
     def _after(self, row: RowPlan, depth: int) -> RowPlan:
         held = self.state.rows[row.request.id]
-        start = row.start + row.query_len
+        start = held.length + row.query_len
         return replace(row, start=start, query_len=1 + depth, num_drafts=depth, pages=tuple(held.pages))
 
     def finish(self, plan: Plan, verdict: Verdict) -> tuple[RowOutput, ...]:

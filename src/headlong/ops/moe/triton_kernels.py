@@ -109,7 +109,8 @@ def group(
     settle(pairs, places, own, expert, before, rank, count, there, SPARSE, M)
 
 
-@triton.jit
+# One step is a loop like any other: unrolled, Triton 3.6 computes it wrongly for bfloat16 with offsets.
+@triton.jit(do_not_specialize=["num_steps"])
 def multiply(
     x, codes, scales, offsets, row_scales, places, pairs, out,
     num_outs, num_ins, row_stride, num_groups, num_scaled, num_steps,
