@@ -102,18 +102,15 @@ class Scheduler:
         running = {row.id: row for row in self.running}
         if self.waiting or self.only is not None or [p.request.id for p in plan.rows] != list(running):
             return None
-        rows = list(running.values())
-        for row, row_plan in zip(rows, plan.rows, strict=True):
-            if row.request.params.stop:
-                return None
-            most = 1 + min(row.request.draft_tokens, self.state.max_drafts)
-            if row.num_left < row_plan.query_len + most:
-                return None
-            if not self.state.reserve(row.id, self.state.rows[row.id].length + row_plan.query_len + most):
-                return None
-        depths = self.depths.again({row.id: self._wish(row) for row in rows})
+        if any(row.request.params.stop for row in running.values()):
+            return None
+        depths = self.depths.again({row.id: self._wish(row) for row in running.values()})
         if depths is None:
             return None
+        for row, row_plan in zip(running.values(), plan.rows, strict=True):
+            most = row_plan.query_len + 1 + depths[row.id]
+            if row.num_left < most or not self.state.reserve(row.id, self.state.rows[row.id].length + most):
+                return None
         ahead = [self._after(row_plan, depths[row_plan.request.id]) for row_plan in plan.rows]
         return Plan(tuple(ahead), max(row.num_drafts for row in ahead))
 
