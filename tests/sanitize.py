@@ -27,6 +27,7 @@ ASKING = (
 )
 WITHOUT = {
     "with all this CPU has": "",
+    "without products of bytes": "avx512vnni",
     "without bfloat16": "avx512bf16",
     "without AVX-512": "avx512bw",
     "without AVX": "avx512bw avx2",

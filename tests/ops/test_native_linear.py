@@ -31,6 +31,7 @@ EVEN = (2, 32, 96, 256, 520, 1100)
 FLOAT = (*EVEN, 31, 513)
 BLOCK = (32, 96, 256, 544, 1120)
 LARGE_BLOCK = (256, 512, 1280)
+FIFTIES = (50, 600, 1100)
 """Sizes that weights may have. The kernel goes through them 512 at a time."""
 
 
@@ -55,8 +56,8 @@ def blocks(type_name: str, outs: int, size: int) -> Weight:
     return GgufBlocks(type_name).pack({"weight": rows}, (outs, size))
 
 
-def rounded(kind: rtn.Kind, outs: int, size: int) -> Weight:
-    format, parts = rtn.quantize(draw(outs, size, seed=outs), kind, group_size=32)
+def rounded(kind: rtn.Kind, outs: int, size: int, group: int = 32) -> Weight:
+    format, parts = rtn.quantize(draw(outs, size, seed=outs), kind, group_size=group)
     return format.pack(parts, (outs, size))
 
 
@@ -98,7 +99,9 @@ KINDS: dict[str, tuple[Make, tuple[int, ...], int]] = {
     "int8 channel": (partial(rounded, "int8"), EVEN, kinds.I8),
     "int8 group": (partial(eight_bits, 64, False), EVEN, kinds.I8),
     "int8 zero points": (partial(eight_bits, 32, True), EVEN, kinds.I8_OFFSET),
+    "int8 group of 50": (partial(eight_bits, 50, False), FIFTIES, kinds.I8),
     "int4 group": (partial(rounded, "int4"), EVEN, kinds.U4),
+    "int4 group of 50": (partial(rounded, "int4", group=50), FIFTIES, kinds.U4),
     "int4 zero points": (partial(stored, "int4_asym"), EVEN[1:], kinds.U4_OFFSET),
     "gptq": (partial(stored, "gptq_v1"), EVEN[1:], kinds.U4_OFFSET),
     "mlx 4 bit": (partial(stored, "mlx4"), BLOCK, kinds.U4_OFFSET),
@@ -170,6 +173,28 @@ def test_bits_depend_on_nothing_beside(kind, shape, threads):
             assert torch.equal(multiply(x[-rows:].flip(0)).flip(0), alone[-rows:]), f"the last {rows} rows"
 
 
+LONGEST = torch.tensor([0x7EFEFD, 0x7EFEFE, 0x7EFEFF, 0x7EFF00, 0x7F7F7F, 0x7F8000, 0x7FFFFF, 0, 1])
+"""Mantissas at which three digits of 8 bits, signed, are used up, and those at both ends."""
+
+
+@pytest.mark.parametrize("kind", [kind for kind, (*_, type) in KINDS.items() if type >= kinds.I8])
+def test_activations_of_any_size(kind):
+    """Alone in their row, and beside smaller ones, from nearly the smallest float to nearly the largest."""
+    shape = (65, KINDS[kind][1][-1])
+    multiply, weight = linear(kind, shape), dense(source(kind, shape).weight)
+    for exponent in (27, 100, 127, 150, 240):
+        size_N = (LONGEST | exponent << 23).to(torch.int32).view(torch.float32)
+        size_N = torch.cat([size_N, -size_N])
+        alone = torch.zeros(len(size_N), shape[1])
+        alone[torch.arange(len(size_N)), torch.arange(len(size_N)) * 37 % shape[1]] = size_N
+        beside = draw(len(size_N), shape[1], seed=12).clamp(-1.0, 1.0) * size_N[:, None]
+        x = torch.cat([alone, torch.where(alone == 0.0, beside, alone)])
+        assert distance(multiply(x), x, weight) < 3e-7
+    assert not multiply(torch.zeros(5, shape[1])).any()
+    smallest = torch.full((1, shape[1]), 2.0**-149)
+    assert multiply(smallest).abs().max() <= 2.0**-120 * (1 + weight.abs().max())
+
+
 @pytest.mark.parametrize("rows", [6, 64])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_every_narrow_float(dtype, rows):
@@ -223,6 +248,10 @@ def test_poison_stays_in_its_row(kind, rows):
     others = [i for i in range(rows) if i != rows // 2]
     assert torch.equal(found[others], expected[others])
     assert multiply(torch.full_like(x, torch.nan)).isnan().all()
+    poisoned[rows // 2, shape[1] // 2] = -torch.inf
+    found = multiply(poisoned)
+    assert not found[rows // 2].isfinite().any()
+    assert torch.equal(found[others], expected[others])
     assert torch.equal(multiply(x), expected), "what a call leaves behind is not read by the next"
 
 

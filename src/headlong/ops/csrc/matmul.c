@@ -2,7 +2,8 @@
  *
  * Every output is summed up in one order whatever else is computed beside it, so its bits depend on its own row of x
  * and its own row of W alone, not on the number of rows or threads. Activations and sums are float; only where weights
- * are bfloat16 and may meet bfloat16 are activations rounded to it.
+ * are bfloat16 and may meet bfloat16 are activations rounded to it, and where the CPU multiplies bytes, codes meet
+ * activations as whole numbers with as many bits as a float has (matmul_digits.h).
  */
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("no-associative-math")
@@ -26,9 +27,6 @@ typedef uint32_t Unsigned __attribute__((vector_size(64)));
 typedef uint16_t Shorts __attribute__((vector_size(32)));
 typedef uint8_t Bytes __attribute__((vector_size(16)));
 typedef struct {
-    Floats first, second;
-} Pair;
-typedef struct {
     Floats scale, offset;
 } Factors;
 
@@ -39,10 +37,12 @@ enum {
     SHARED_ROWS = 8, /* fewer rows are rounded by one thread */
 };
 
+typedef struct Piece Piece;
 typedef struct {
     const Matrix *w;
     const float *x;
     uint32_t *pairs; /* x as bfloat16, two together, where that is wanted */
+    Piece *pieces;   /* x as digits, where codes meet them */
     float *y;
     int64_t rows, stride;
     int add;
@@ -51,6 +51,12 @@ typedef struct {
 typedef struct {
     Work blocks[NUM_TYPES], round_rows; /* null where bfloat16 is not multiplied */
 } Version;
+
+typedef struct {
+    Work split_rows, blocks[NUM_TYPES];
+    int64_t (*bytes)(const Matrix *w); /* that a row's pieces take */
+} Digits;
+static const Digits *digits; /* null where bytes are not multiplied */
 
 #define VERSION(name) name##_plain
 #include "matmul_kernels.h"
@@ -71,6 +77,10 @@ static const Version *version = &version_plain;
 #undef VERSION
 #pragma GCC pop_options
 #pragma GCC push_options
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
+#include "matmul_digits.h"
+#pragma GCC pop_options
+#pragma GCC push_options
 #pragma GCC target("avx2,fma")
 #define VERSION(name) name##_avx2
 #include "matmul_kernels.h"
@@ -87,16 +97,22 @@ __attribute__((constructor)) static void choose(void) {
         version = &version_avx512;
     else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
         version = &version_avx2;
+    if (wide && __builtin_cpu_supports("avx512vnni")) digits = &digits_vnni;
 }
 #endif
 
 void multiply(const Matrix *w, const float *x, int64_t rows, float *y, int64_t stride, int add, int threads) {
-    Product product = {w, x, 0, y, rows, stride, add};
+    Product product = {w, x, 0, 0, y, rows, stride, add};
+    Work blocks = version->blocks[w->type];
     if (w->type == BF16_ROUNDED && version->round_rows) {
         product.pairs = (uint32_t *)workspace(PAIRS, (rows * w->size + 1) / 2);
         share(version->round_rows, &product, rows, SHARED_ROWS, threads);
+    } else if (w->type >= I8 && digits) {
+        product.pieces = (Piece *)workspace(PIECES, rows * digits->bytes(w) / 4);
+        share(digits->split_rows, &product, rows, SHARED_ROWS, threads);
+        blocks = digits->blocks[w->type];
     }
-    share(version->blocks[w->type], &product, (w->outs + WIDTH - 1) / WIDTH, 1, threads);
+    share(blocks, &product, (w->outs + WIDTH - 1) / WIDTH, 1, threads);
 }
 
 void headlong_matmul(const Matrix *w, const float *x, int64_t rows, float *y, int64_t stride, int threads) {

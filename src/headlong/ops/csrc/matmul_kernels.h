@@ -8,6 +8,9 @@
 #define PANELS(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 2 : 1)
 #endif
 
+/* Weights that are decoded at a time. */
+#define STEP(type) ((type) < I8 ? 2 : UNIT)
+
 INLINE Floats VERSION(floats_at)(const void *at) {
     Floats x;
     memcpy(&x, at, sizeof x);
@@ -28,21 +31,12 @@ INLINE Floats VERSION(of_f16)(const uint8_t *at) {
 #endif
 }
 
-/* By way of integers of the floats' width: compilers do the direct way one by one. */
-INLINE Floats VERSION(of_u8)(Bytes bytes) {
-#if defined(__AVX512F__)
-    return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32((__m128i)bytes));
-#else
-    return __builtin_convertvector(__builtin_convertvector(bytes, Signed), Floats);
-#endif
-}
-
 INLINE Floats VERSION(of_i8)(Bytes bytes) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)bytes));
 #else
-    /* As unsigned ones moved by 128: compilers have no short way for signed bytes. */
-    return VERSION(of_u8)(bytes ^ 0x80) - 128.0f;
+    /* By way of integers of the floats' width, and as unsigned ones moved by 128: compilers have no short way. */
+    return __builtin_convertvector(__builtin_convertvector(bytes ^ 0x80, Signed), Floats) - 128.0f;
 #endif
 }
 
@@ -62,33 +56,37 @@ INLINE Factors VERSION(group_at)(int type, const Matrix *w, int64_t block, int64
     Factors found = {{0}, {0}};
     if (type < I8) return found;
     found.scale = VERSION(factors_at)(w, w->scales, w->scale_wholes, block, number, out);
+    if (type == I8) found.offset = found.scale * -128.0f;
     if (type == U4) found.offset = found.scale * -8.0f;
     if (type == I8_OFFSET || type == U4_OFFSET)
         found.offset = VERSION(factors_at)(w, w->offsets, w->offset_wholes, block, number, out);
     return found;
 }
 
-/* Weights k and k + 1 of 16 outputs, whose first codes are at `codes`. */
-INLINE Pair VERSION(decode)(int type, const uint8_t *codes, int64_t k, Factors by) {
-    if (type == F32)
-        return (Pair){VERSION(floats_at)(codes + 4 * k * WIDTH), VERSION(floats_at)(codes + 4 * (k + 1) * WIDTH)};
-    if (type == F16) return (Pair){VERSION(of_f16)(codes + 2 * k * WIDTH), VERSION(of_f16)(codes + 2 * (k + 1) * WIDTH)};
-    if (type < I8) {
+/* Weights from k on of 16 outputs, whose first ones are at `codes`: STEP of them, from a unit's first on where they are
+ * codes. `number` is that of their group. */
+INLINE void VERSION(decode)(int type, const Matrix *w, const uint8_t *codes, int64_t k, int64_t number, Factors by,
+                            Floats *to) {
+    if (type == F32 || type == F16)
+        for (int i = 0; i < STEP(type); i++)
+            to[i] = type == F32 ? VERSION(floats_at)(codes + 4 * (k + i) * WIDTH)
+                                : VERSION(of_f16)(codes + 2 * (k + i) * WIDTH);
+    else if (type < I8) {
         Unsigned two;
         memcpy(&two, codes + 2 * k * WIDTH, sizeof two);
-        return (Pair){(Floats)(two << 16), (Floats)(two & 0xFFFF0000)};
-    }
-    Bytes first, second;
-    memcpy(&first, codes + (type >= U4 ? k / 2 : k) * WIDTH, sizeof first);
-    Pair codes_as_floats;
-    if (type >= U4) {
-        codes_as_floats = (Pair){VERSION(of_u8)(first & 15), VERSION(of_u8)(first >> 4)};
+        to[0] = (Floats)(two << 16);
+        to[1] = (Floats)(two & 0xFFFF0000);
     } else {
-        memcpy(&second, codes + (k + 1) * WIDTH, sizeof second);
-        codes_as_floats = (Pair){VERSION(of_i8)(first), VERSION(of_i8)(second)};
+        const Place at = place_of(type, w->group, number, k - number * w->group);
+        Unsigned unit;
+        memcpy(&unit, codes + at.unit * WIDTH * UNIT, sizeof unit);
+        if (type >= U4) unit >>= (uint32_t)at.shift;
+        for (int i = 0; i < UNIT; i++) {
+            to[i] = __builtin_convertvector((Signed)(unit >> 8 * i & (type < U4 ? 255 : 15)), Floats);
+            if (type == I8_OFFSET) to[i] -= 128.0f;
+            to[i] = to[i] * by.scale + by.offset;
+        }
     }
-    if (type == I8) return (Pair){codes_as_floats.first * by.scale, codes_as_floats.second * by.scale};
-    return (Pair){codes_as_floats.first * by.scale + by.offset, codes_as_floats.second * by.scale + by.offset};
 }
 
 /* `rows` rows of x against the 16 · `panels` outputs of a block from `out` on, by weights [first, last) of each; `codes`
@@ -99,13 +97,13 @@ INLINE void VERSION(tile)(int type, int rows, int panels, const Product *job, in
     const int64_t size = job->w->size, group = type < I8 ? size : job->w->group;
     Floats sum[MAX_ROWS * 4];
     Factors by[4];
-    codes += out * (type == BF16 || type == BF16_ROUNDED ? 4 : type == F32 ? 4 : type == F16 ? 2 : 1);
-    const int64_t apart = 16 * (type == F32 || type == BF16 || type == BF16_ROUNDED ? 4 : type == F16 ? 2 : 1);
+    const int64_t apart = 16 * (type == F16 ? 2 : 4);
+    codes += out / 16 * apart;
     for (int i = 0; i < rows * panels; i++) sum[i] = VERSION(floats_at)(sums + i / panels * WIDTH + i % panels * 16);
     for (int64_t k = first; k < last;) {
         const int64_t number = k / group, end = (number + 1) * group < last ? (number + 1) * group : last;
         for (int p = 0; p < panels; p++) by[p] = VERSION(group_at)(type, job->w, block, number, out + 16 * p);
-        for (; k + 1 < end; k += 2)
+        for (; k + 1 < end; k += STEP(type))
             for (int p = 0; p < panels; p++) {
 #if defined(__AVX512BF16__)
                 if (type == BF16_ROUNDED) {
@@ -117,21 +115,20 @@ INLINE void VERSION(tile)(int type, int rows, int panels, const Product *job, in
                     continue;
                 }
 #endif
-                Pair weight = VERSION(decode)(type, codes + p * apart, k - origin, by[p]);
-                for (int m = 0; m < rows; m++) {
-                    const float *x = job->x + (m0 + m) * size + k;
-                    sum[m * panels + p] += x[0] * weight.first;
-                    sum[m * panels + p] += x[1] * weight.second;
-                }
+                Floats weight[STEP(I8)];
+                VERSION(decode)(type, job->w, codes + p * apart, k - origin, number, by[p], weight);
+                const int count = STEP(type) == 2 || end - k < STEP(type) ? 2 : STEP(type);
+                for (int m = 0; m < rows; m++)
+                    for (int i = 0; i < count; i++)
+                        sum[m * panels + p] += job->x[(m0 + m) * size + k + i] * weight[i];
             }
-        if (k < end) { /* an odd one at the end, of floats alone */
+        if (k < end) /* an odd one at the end, of floats alone */
             for (int p = 0; p < panels && (type == F32 || type == F16); p++) {
                 const uint8_t *at = codes + p * apart + (type == F32 ? 4 : 2) * (k - origin) * WIDTH;
                 Floats weight = type == F32 ? VERSION(floats_at)(at) : VERSION(of_f16)(at);
                 for (int m = 0; m < rows; m++) sum[m * panels + p] += job->x[(m0 + m) * size + k] * weight;
             }
-            k++;
-        }
+        k = end; /* the last unit may be half of one */
     }
     for (int i = 0; i < rows * panels; i++) memcpy(sums + i / panels * WIDTH + i % panels * 16, &sum[i], sizeof sum[i]);
 }
@@ -153,17 +150,19 @@ INLINE void VERSION(some_rows)(int type, int64_t rows, const Product *job, int64
 /* Weights [first, last) of a block as floats. */
 INLINE void VERSION(unpack)(int type, const Matrix *w, int64_t block, const uint8_t *codes, int64_t first, int64_t last,
                             float *to) {
-    const int64_t group = type < I8 ? w->size : w->group, apart = 16 * (type < I8 ? type == F16 ? 2 : 4 : 1);
+    const int64_t group = type < I8 ? w->size : w->group, apart = 16 * (type == F16 ? 2 : 4);
     for (int64_t k = first; k < last;) {
         const int64_t number = k / group, end = (number + 1) * group < last ? (number + 1) * group : last;
         Factors by[4];
         for (int p = 0; p < 4; p++) by[p] = VERSION(group_at)(type, w, block, number, 16 * p);
-        for (; k < end; k += 2)
+        for (; k < end; k += STEP(type))
             for (int p = 0; p < 4; p++) {
-                Pair weight = VERSION(decode)(type, codes + p * apart, k, by[p]);
-                memcpy(to + (k - first) * WIDTH + 16 * p, &weight.first, sizeof weight.first);
-                memcpy(to + (k + 1 - first) * WIDTH + 16 * p, &weight.second, sizeof weight.second);
+                Floats weight[STEP(I8)];
+                VERSION(decode)(type, w, codes + p * apart, k, number, by[p], weight);
+                for (int i = 0; i < STEP(type) && k + i < end; i++)
+                    memcpy(to + (k + i - first) * WIDTH + 16 * p, weight + i, sizeof *weight);
             }
+        k = end;
     }
 }
 
@@ -186,13 +185,15 @@ INLINE void VERSION(blocks)(int type, const Product *job, int64_t begin, int64_t
     const int64_t size = job->w->size, parts = (job->rows + MAX_ROWS - 1) / MAX_ROWS;
     const int plain = type == F32 || (type == BF16_ROUNDED && job->pairs);
     const int unpacked = !plain && job->rows > FEW_ROWS && size % 2 == 0;
-    const int64_t bytes = type == F32 ? 4 * size : type < I8 ? 2 * size : type < U4 ? size : size / 2;
-    float *sums = workspace(SUMS, job->rows * WIDTH), *values = unpacked ? workspace(VALUES, DEPTH * WIDTH) : 0;
+    const int64_t bytes = type == F32 ? 4 * size : type < I8 ? 2 * size : UNIT * units_of(job->w);
+    /* Units are decoded whole: none is cut in two. */
+    const int64_t depth = type >= I8 && job->w->group % UNIT ? size : DEPTH;
+    float *sums = workspace(SUMS, job->rows * WIDTH), *values = unpacked ? workspace(VALUES, depth * WIDTH) : 0;
     for (int64_t block = begin; block < end; block++) {
         const uint8_t *codes = job->w->codes + block * bytes * WIDTH;
         memset(sums, 0, job->rows * WIDTH * sizeof(float));
-        for (int64_t first = 0; first < size; first += DEPTH) {
-            const int64_t last = first + DEPTH < size ? first + DEPTH : size;
+        for (int64_t first = 0; first < size; first += depth) {
+            const int64_t last = first + depth < size ? first + depth : size;
             if (unpacked) VERSION(unpack)(type, job->w, block, codes, first, last, values);
             for (int64_t i = 0; i < parts; i++) {
                 const int64_t m = job->rows * i / parts, count = job->rows * (i + 1) / parts - m;
@@ -245,6 +246,7 @@ static const Version VERSION(version) = {
 };
 
 #undef PANELS
+#undef STEP
 #undef ROUNDED
 #undef BLOCKS
 #undef BLOCKS_OF

@@ -28,9 +28,9 @@ static float factor(const Matrix *w, const uint8_t *from, const uint8_t *wholes,
 }
 
 static float code_at(const Matrix *w, int64_t block, int64_t lane, int64_t k) {
-    if (w->type < U4) return (float)((const int8_t *)w->codes)[(block * w->size + k) * WIDTH + lane];
-    const uint8_t two = w->codes[(block * (w->size / 2) + k / 2) * WIDTH + lane];
-    return (float)(k % 2 ? two >> 4 : two & 15);
+    const Place at = place_of(w->type, w->group, k / w->group, k % w->group);
+    const int byte = w->codes[((block * units_of(w) + at.unit) * WIDTH + lane) * UNIT + at.shift / 8];
+    return (float)(w->type < U4 ? byte - 128 : byte >> at.shift % 8 & 15);
 }
 
 /* Row `token` of the weight: what is multiplied for output `token`. */

@@ -13,14 +13,15 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from headlong.ops import native
 from headlong.quant.format import Weight
 from headlong.quant.gguf import GgufWeight
 from headlong.quant.plain import PlainWeight
 
-WIDTH = 64
-"""Outputs side by side."""
+WIDTH, PIECE = 64, 32
+"""Outputs side by side; codes of a group that lie together."""
 F32, F16, BF16, BF16_ROUNDED, I8, I8_OFFSET, U4, U4_OFFSET = range(8)
 FLOAT, HALF, PARTS = range(3)
 """In the order of csrc/matmul.h."""
@@ -32,11 +33,12 @@ _STORED_AS = {
     F16: torch.float16,
     BF16: torch.bfloat16,
     BF16_ROUNDED: torch.bfloat16,
-    I8: torch.int8,
-    I8_OFFSET: torch.int8,
-    U4: torch.uint8,
-    U4_OFFSET: torch.uint8,
+    I8: torch.int32,
+    I8_OFFSET: torch.int32,
+    U4: torch.int32,
+    U4_OFFSET: torch.int32,
 }
+"""Codes by fours or eights."""
 _NUM_FACTORS = {I8: 1, I8_OFFSET: 2, U4: 1, U4_OFFSET: 2}
 """Scales, and offsets where there are any."""
 ELEMENTS_AT_A_TIME = 2**20
@@ -122,13 +124,31 @@ class Source:
             if self.kind.type == U4 or grouping.lowest < 0:
                 codes = (codes + 8).view(torch.uint8)
                 offsets = None if offsets is None else offsets - 8.0 * scales
-            codes = codes[:, 0::2] | codes[:, 1::2] << 4
         elif grouping.highest > 127:
-            codes, moved = (codes ^ 128).view(torch.int8), 128.0 * scales
+            moved = 128.0 * scales
             offsets = moved if offsets is None else offsets + moved
+        else:
+            codes = codes.view(torch.uint8) ^ 128
         dtype = _FACTOR_DTYPES[self.kind.factors]
         factors = [part.to(dtype) for part in (scales, offsets) if part is not None]
-        return [codes, *factors, *(whole.half() for whole in wholes if whole is not None)]
+        return [_units(codes, self.kind), *factors, *(whole.half() for whole in wholes if whole is not None)]
+
+
+def _units_each(kind: Kind) -> int:
+    """Of a group, which has room for a multiple of eight codes."""
+    eights = -(-kind.group // 8)
+    return eights if kind.type in (U4, U4_OFFSET) else 2 * eights
+
+
+def _units(codes_RD: Tensor, kind: Kind) -> Tensor:
+    """Rows of codes as csrc/matmul.h wants each group of them."""
+    codes_RGC = codes_RD.unflatten(1, (-1, kind.group))
+    if kind.group % 8:
+        codes_RGC = pad(codes_RGC, (0, -kind.group % 8))
+    if kind.type in (U4, U4_OFFSET):
+        halves = (piece.chunk(2, -1) for piece in codes_RGC.split(PIECE, -1))
+        codes_RGC = torch.cat([low | high << 4 for low, high in halves], -1)
+    return codes_RGC.contiguous().view(torch.int32).flatten(1)
 
 
 class Panels:
@@ -138,7 +158,7 @@ class Panels:
         self.column = column
         self.bias = bias
         blocks, groups, count = -(-out_features // WIDTH), size // kind.group, _NUM_FACTORS.get(kind.type, 0)
-        lengths = [size // 2 if kind.type in (U4, U4_OFFSET) else size] + count * [groups]
+        lengths = [groups * _units_each(kind) if kind.type in _NUM_FACTORS else size] + count * [groups]
         dtypes = [_STORED_AS[kind.type]] + count * [_FACTOR_DTYPES[kind.factors]]
         if kind.factors == PARTS:
             lengths += count * [groups // kind.span]
