@@ -27,6 +27,9 @@ typedef uint32_t Unsigned __attribute__((vector_size(64)));
 typedef uint16_t Shorts __attribute__((vector_size(32)));
 typedef uint8_t Bytes __attribute__((vector_size(16)));
 typedef struct {
+    Floats first, second, third, fourth;
+} Weights;
+typedef struct {
     Floats scale, offset;
 } Factors;
 

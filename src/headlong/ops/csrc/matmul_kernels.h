@@ -63,30 +63,28 @@ INLINE Factors VERSION(group_at)(int type, const Matrix *w, int64_t block, int64
     return found;
 }
 
+INLINE Floats VERSION(of_code)(int type, Unsigned code, Factors by) {
+    Floats whole = __builtin_convertvector((Signed)(code & (type < U4 ? 255 : 15)), Floats);
+    return (type == I8_OFFSET ? whole - 128.0f : whole) * by.scale + by.offset;
+}
+
 /* Weights from k on of 16 outputs, whose first ones are at `codes`: STEP of them, from a unit's first on where they are
  * codes. `number` is that of their group. */
-INLINE void VERSION(decode)(int type, const Matrix *w, const uint8_t *codes, int64_t k, int64_t number, Factors by,
-                            Floats *to) {
-    if (type == F32 || type == F16)
-        for (int i = 0; i < STEP(type); i++)
-            to[i] = type == F32 ? VERSION(floats_at)(codes + 4 * (k + i) * WIDTH)
-                                : VERSION(of_f16)(codes + 2 * (k + i) * WIDTH);
-    else if (type < I8) {
-        Unsigned two;
-        memcpy(&two, codes + 2 * k * WIDTH, sizeof two);
-        to[0] = (Floats)(two << 16);
-        to[1] = (Floats)(two & 0xFFFF0000);
-    } else {
-        const Place at = place_of(type, w->group, number, k - number * w->group);
-        Unsigned unit;
-        memcpy(&unit, codes + at.unit * WIDTH * UNIT, sizeof unit);
-        if (type >= U4) unit >>= (uint32_t)at.shift;
-        for (int i = 0; i < UNIT; i++) {
-            to[i] = __builtin_convertvector((Signed)(unit >> 8 * i & (type < U4 ? 255 : 15)), Floats);
-            if (type == I8_OFFSET) to[i] -= 128.0f;
-            to[i] = to[i] * by.scale + by.offset;
-        }
+INLINE Weights VERSION(decode)(int type, const Matrix *w, const uint8_t *codes, int64_t k, int64_t number, Factors by) {
+    const Floats none = {0};
+    const uint8_t *at = codes + (type == F32 ? 4 : 2) * k * WIDTH;
+    if (type == F32) return (Weights){VERSION(floats_at)(at), VERSION(floats_at)(at + 4 * WIDTH), none, none};
+    if (type == F16) return (Weights){VERSION(of_f16)(at), VERSION(of_f16)(at + 2 * WIDTH), none, none};
+    Unsigned bits;
+    if (type < I8) {
+        memcpy(&bits, at, sizeof bits);
+        return (Weights){(Floats)(bits << 16), (Floats)(bits & 0xFFFF0000), none, none};
     }
+    const Place place = place_of(type, w->group, number, k - number * w->group);
+    memcpy(&bits, codes + place.unit * WIDTH * UNIT, sizeof bits);
+    if (type >= U4) bits >>= (uint32_t)place.shift;
+    return (Weights){VERSION(of_code)(type, bits, by), VERSION(of_code)(type, bits >> 8, by),
+                     VERSION(of_code)(type, bits >> 16, by), VERSION(of_code)(type, bits >> 24, by)};
 }
 
 /* `rows` rows of x against the 16 · `panels` outputs of a block from `out` on, by weights [first, last) of each; `codes`
@@ -104,10 +102,12 @@ INLINE void VERSION(tile)(int type, int rows, int panels, const Product *job, in
         const int64_t number = k / group, end = (number + 1) * group < last ? (number + 1) * group : last;
         for (int p = 0; p < panels; p++) by[p] = VERSION(group_at)(type, job->w, block, number, out + 16 * p);
         for (; k + 1 < end; k += STEP(type))
+#pragma GCC unroll 4
             for (int p = 0; p < panels; p++) {
 #if defined(__AVX512BF16__)
                 if (type == BF16_ROUNDED) {
                     __m512bh two = (__m512bh)_mm512_loadu_ps(codes + p * apart + 2 * (k - origin) * WIDTH);
+#pragma GCC unroll 6
                     for (int m = 0; m < rows; m++)
                         sum[m * panels + p] = (Floats)_mm512_dpbf16_ps(
                             (__m512)sum[m * panels + p], two,
@@ -115,12 +115,16 @@ INLINE void VERSION(tile)(int type, int rows, int panels, const Product *job, in
                     continue;
                 }
 #endif
-                Floats weight[STEP(I8)];
-                VERSION(decode)(type, job->w, codes + p * apart, k - origin, number, by[p], weight);
-                const int count = STEP(type) == 2 || end - k < STEP(type) ? 2 : STEP(type);
-                for (int m = 0; m < rows; m++)
-                    for (int i = 0; i < count; i++)
-                        sum[m * panels + p] += job->x[(m0 + m) * size + k + i] * weight[i];
+                Weights weights = VERSION(decode)(type, job->w, codes + p * apart, k - origin, number, by[p]);
+#pragma GCC unroll 6
+                for (int m = 0; m < rows; m++) {
+                    const float *x = job->x + (m0 + m) * size + k;
+                    sum[m * panels + p] += x[0] * weights.first;
+                    sum[m * panels + p] += x[1] * weights.second;
+                    if (STEP(type) == 2 || end - k == 2) continue;
+                    sum[m * panels + p] += x[2] * weights.third;
+                    sum[m * panels + p] += x[3] * weights.fourth;
+                }
             }
         if (k < end) /* an odd one at the end, of floats alone */
             for (int p = 0; p < panels && (type == F32 || type == F16); p++) {
@@ -157,10 +161,10 @@ INLINE void VERSION(unpack)(int type, const Matrix *w, int64_t block, const uint
         for (int p = 0; p < 4; p++) by[p] = VERSION(group_at)(type, w, block, number, 16 * p);
         for (; k < end; k += STEP(type))
             for (int p = 0; p < 4; p++) {
-                Floats weight[STEP(I8)];
-                VERSION(decode)(type, w, codes + p * apart, k, number, by[p], weight);
-                for (int i = 0; i < STEP(type) && k + i < end; i++)
-                    memcpy(to + (k + i - first) * WIDTH + 16 * p, weight + i, sizeof *weight);
+                Weights weights = VERSION(decode)(type, w, codes + p * apart, k, number, by[p]);
+                const int64_t count = end - k < STEP(type) ? end - k : STEP(type);
+                for (int64_t i = 0; i < count; i++)
+                    memcpy(to + (k + i - first) * WIDTH + 16 * p, &weights.first + i, sizeof weights.first);
             }
         k = end;
     }
