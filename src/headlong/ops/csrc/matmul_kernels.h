@@ -56,16 +56,17 @@ INLINE Factors VERSION(group_at)(int type, const Matrix *w, int64_t block, int64
     Factors found = {{0}, {0}};
     if (type < I8) return found;
     found.scale = VERSION(factors_at)(w, w->scales, w->scale_wholes, block, number, out);
-    if (type == I8) found.offset = found.scale * -128.0f;
     if (type == U4) found.offset = found.scale * -8.0f;
     if (type == I8_OFFSET || type == U4_OFFSET)
         found.offset = VERSION(factors_at)(w, w->offsets, w->offset_wholes, block, number, out);
     return found;
 }
 
-INLINE Floats VERSION(of_code)(int type, Unsigned code, Factors by) {
-    Floats whole = __builtin_convertvector((Signed)(code & (type < U4 ? 255 : 15)), Floats);
-    return (type == I8_OFFSET ? whole - 128.0f : whole) * by.scale + by.offset;
+/* Code `i` of units, whose bytes are signed, or nibbles in their low ends. */
+INLINE Floats VERSION(of_code)(int type, Unsigned units, int i, Factors by) {
+    Signed code = type < U4 ? (Signed)(units << (24 - 8 * i)) >> 24 : (Signed)(units >> 8 * i & 15);
+    Floats whole = __builtin_convertvector(code, Floats);
+    return type == I8 ? whole * by.scale : whole * by.scale + by.offset;
 }
 
 /* Weights from k on of 16 outputs, whose first ones are at `codes`: STEP of them, from a unit's first on where they are
@@ -82,9 +83,9 @@ INLINE Weights VERSION(decode)(int type, const Matrix *w, const uint8_t *codes, 
     }
     const Place place = place_of(type, w->group, number, k - number * w->group);
     memcpy(&bits, codes + place.unit * WIDTH * UNIT, sizeof bits);
-    if (type >= U4) bits >>= (uint32_t)place.shift;
-    return (Weights){VERSION(of_code)(type, bits, by), VERSION(of_code)(type, bits >> 8, by),
-                     VERSION(of_code)(type, bits >> 16, by), VERSION(of_code)(type, bits >> 24, by)};
+    bits = type < U4 ? bits ^ 0x80808080 : bits >> (uint32_t)place.shift;
+    return (Weights){VERSION(of_code)(type, bits, 0, by), VERSION(of_code)(type, bits, 1, by),
+                     VERSION(of_code)(type, bits, 2, by), VERSION(of_code)(type, bits, 3, by)};
 }
 
 /* `rows` rows of x against the 16 · `panels` outputs of a block from `out` on, by weights [first, last) of each; `codes`
