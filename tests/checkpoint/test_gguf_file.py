@@ -17,6 +17,11 @@ from headlong.errors import CheckpointError
 U32, I32, BOOL, STRING, ARRAY, U64 = 4, 5, 7, 8, 9, 10
 
 
+@pytest.fixture(autouse=True, params=[1, 2**62], ids=["strings together", "strings one by one"])
+def many(request, monkeypatch):
+    monkeypatch.setattr(container, "MANY_STRINGS", request.param)
+
+
 def string(text: str | bytes) -> bytes:
     data = text.encode() if isinstance(text, str) else text
     return struct.pack("<Q", len(data)) + data
@@ -142,7 +147,11 @@ def test_file_without_tensors(tmp_path):
     assert (file.metadata, file.tensors) == ({"k": 1}, {})
 
 
-@pytest.mark.parametrize("strings", [["a", "\0", "", "b\0c\0", "é"], ["", ""], ["\0"], []], ids=repr)
+KINDS = [["a", "\0", "", "b\0c\0", "é"], ["", ""], ["\0"], ["a", "é" * 127, "b" * 255], ["a" * 256, "b"], []]
+KINDS += [["a", "bc\0\0\0\0\0\0\0", "d"], ["a", "\0\0\0\0\0\0\0", "d"], ["\1\0\0\0\0\0\0\0" * 2, "a"]]
+
+
+@pytest.mark.parametrize("strings", KINDS, ids=ascii)
 def test_strings_of_any_kind(tmp_path, strings):
     value = array(STRING, len(strings), b"".join(map(string, strings)))
     assert read_gguf(write(tmp_path / "a.gguf", blob((key("k", ARRAY, value),)))).metadata == {"k": strings}

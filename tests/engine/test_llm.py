@@ -4,6 +4,7 @@ import itertools
 import math
 
 import pytest
+import torch
 from engine_cases import STORY, assert_all_free, load, quiet
 
 from headlong import (
@@ -14,6 +15,8 @@ from headlong import (
     RequestError,
     SamplingParams,
 )
+from headlong.env import available_cores
+from headlong.ops import native
 
 SHORT = SamplingParams(max_tokens=8)
 HELLO = [{"role": "user", "content": "Hello!"}]
@@ -380,6 +383,25 @@ class TestStats:
         two = load("auto", draft_tokens=2)
         stats = two.generate("The dog", SamplingParams(max_tokens=12, ignore_eos=True)).stats
         assert len(stats.acceptance_per_position) == 2
+
+
+@pytest.mark.skipif(native.library() is None, reason="nothing native to give threads to")
+def test_weights_are_laid_out_by_all_threads_and_torch_keeps_to_one():
+    """Its own would look for work on the cores that are laying out, for a long moment after each of its own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(2, available_cores()))
+    given = torch.get_num_threads()
+    seen = set()
+
+    def look(label: str, *_: object) -> None:
+        if label == "load weights":
+            seen.add((torch.get_num_threads(), native.num_threads()))
+
+    try:
+        LLM(progress=look, cache_tokens=4096, device="cpu")
+        assert seen == {(1, given)} and torch.get_num_threads() == given
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_progress():

@@ -247,6 +247,22 @@ def test_extremes_stay_finite_and_nan_stays_nan():
 
 
 @pytest.mark.skipif(not native_ops_wanted(), reason="turned off by HEADLONG_NATIVE=0")
+def test_native_kernels_have_torchs_threads_and_lend_them_back():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with native.threads_for_native:
+            assert (torch.get_num_threads(), native.num_threads()) == (1, 2)
+            with native.threads_for_native.lifted():
+                assert (torch.get_num_threads(), native.num_threads()) == (2, 2)
+            assert (torch.get_num_threads(), native.num_threads()) == (1, 2)
+        with native.threads_for_native.lifted():
+            assert torch.get_num_threads() == 2
+        assert (torch.get_num_threads(), native.num_threads()) == (2, 2)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_machine_with_a_compiler_has_the_kernels():
     """Or every test above would skip, and nobody would know that the source no longer compiles."""
     compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Backend
 from headlong.errors import CheckpointError
 from headlong.text.gguf_splitting import SPLITTINGS, pre_tokenizer, recognise
 from headlong.text.gguf_tokenizer import gguf_tokenizer_fields, tokenizer_from_gguf, write_tokenizer
+from headlong.text.gguf_vocabulary import _merges
 from headlong.text.tokenizer import MARKUP, Tokenizer
 
 TALE_JSON = json.loads((MODEL / "tokenizer.json").read_text())
@@ -239,6 +240,24 @@ def test_unset_ids_and_files_without_a_tokenizer():
     assert "pad_token" not in built(padded).special_tokens
     for fields in ({}, {"tokenizer.ggml.model": "none"}, {"tokenizer.ggml.model": "no_vocab"}):
         assert tokenizer_from_gguf(fields) is None
+
+
+CUTS = {
+    "a b": ("a", "b"),
+    "Ġab cd": ("Ġab", "cd"),
+    "  a": (" ", "a"),
+    " a b": (" a", "b"),
+    "a b c": ("a", "b c"),
+    "a ": ("a", ""),
+}
+
+
+def test_where_merges_are_cut() -> None:
+    """At the first space that is not a token's first character."""
+    assert _merges({"tokenizer.ggml.merges": list(CUTS)}) == list(CUTS.values())
+    for lone in (" a", "ab", ""):
+        with pytest.raises(CheckpointError, match=f"'{lone}' is not two tokens"):
+            _merges({"tokenizer.ggml.merges": ["a b", lone]})
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {

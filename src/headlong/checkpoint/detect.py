@@ -35,6 +35,8 @@ class Detector:
         self._gguf_files = checkpoint.gguf_layers
         self._sizes = checkpoint.config
         self._head_hint = dict(head_hint or {})
+        self._formats: dict[tuple[str, Shape], Format] = {}
+        """Of the matrices that were asked about."""
         self.disagreements: dict[str, str] = {}
         """Module to sentence, for the modules asked about so far."""
 
@@ -43,6 +45,8 @@ class Detector:
 
         Raises `CheckpointError` where the tensors fit no format, or not this shape.
         """
+        if (known := self._formats.get((name, shape))) is not None:
+            return known
         infos = self._names.parts(name)
         parts = {part: _part(name, info, shape) for part, info in infos.items()}
         module = name.removesuffix(".weight")
@@ -62,6 +66,7 @@ class Detector:
             )
         elif self._config.method is None and not isinstance(found, PlainFormat) and self._gguf is None:
             self.disagreements[module] = f"the config names no quantisation, the tensors are {found.label}"
+        self._formats[name, shape] = found
         return found
 
     def row_order(self, name: str) -> Tensor | None:

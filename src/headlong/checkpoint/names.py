@@ -82,6 +82,8 @@ class NameMap:
         self.sources: dict[str, TensorInfo] = {}
         self.transforms: dict[str, Transform] = {}
         self.skipped: dict[str, list[str]] = {}
+        self._parts: dict[str, dict[str, TensorInfo]] = {}
+        """Of the matrices that were asked about."""
         has_conv = any(name.endswith("conv1d.weight") for name in checkpoint.tensors)
         for disk_name, info in checkpoint.tensors.items():
             if info.file in checkpoint.gguf_layers:
@@ -101,12 +103,14 @@ class NameMap:
 
     def parts(self, name: str) -> dict[str, TensorInfo]:
         """The tensors that make up the matrix `name`, by what they are to it; empty where there are none."""
+        if (known := self._parts.get(name)) is not None:
+            return known
         if name.endswith(".weight"):
             endings, stem = _WEIGHT_PARTS, name.removesuffix("weight")
         else:
             endings, stem = _FUSED_PARTS, name
         found = {part: info for ending, part in endings.items() if (info := self.sources.get(stem + ending))}
-        return dict(sorted(found.items()))
+        return self._parts.setdefault(name, dict(sorted(found.items())))
 
     def _add_gguf(self, disk_name: str, info: TensorInfo, checkpoint: Checkpoint) -> None:
         arch = checkpoint.gguf_arch

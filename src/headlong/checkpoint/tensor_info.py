@@ -102,7 +102,7 @@ def map_tensor(info: TensorInfo) -> torch.Tensor:
     first = info.start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
     before = info.start - first
     try:
-        with info.file.open("rb") as file:
+        with info.file.open("rb", buffering=0) as file:
             pages = mmap.mmap(file.fileno(), before + info.nbytes, access=mmap.ACCESS_COPY, offset=first)
     except ValueError:
         raise CheckpointError(f"{info.file}: tensor {info.name!r}: the file ends inside it") from None

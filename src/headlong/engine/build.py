@@ -26,6 +26,7 @@ from headlong.models.config import ModelConfig
 from headlong.models.decoder import DecoderModel
 from headlong.models.ends import Ends
 from headlong.models.mtp import MtpHead
+from headlong.ops.native import threads_for_native
 from headlong.ops.registry import Ops, default_dtype
 from headlong.progress import ProgressFn, silent
 from headlong.quant.format import Format
@@ -194,7 +195,8 @@ def build(blueprint: Blueprint, *, device: torch.device, progress: ProgressFn = 
     elsewhere = blueprint.options.resolve_draft_device()
     head_ops = ops if elsewhere is None else Ops(blueprint.dtype(elsewhere), elsewhere)
     _keep_to_the_cores()
-    with torch.inference_mode():
+    # What torch does meanwhile is small, and its threads would go on looking for more on cores that lay weights out.
+    with torch.inference_mode(), threads_for_native if ops.native else nullcontext():
         loader = _loader(blueprint, chosen, ops, head=False)
         head_loader = _loader(blueprint, blueprint.head_dtype(head_ops.device), head_ops, head=True)
         first, total = loader.nbytes, loader.nbytes + head_loader.nbytes

@@ -6,7 +6,8 @@ A plain C interface behind ctypes: nothing of torch's ABI, so one build serves e
 import ctypes
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -53,6 +54,16 @@ class _Threads:
         torch.set_num_threads(self._outside)
         with self._lock:
             self._users -= 1
+
+    @contextmanager
+    def lifted(self) -> Iterator[None]:
+        """Torch has its threads back meanwhile: what is measured of it has to hold where nobody is inside."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.count)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     @property
     def count(self) -> int:

@@ -45,7 +45,7 @@ _FLOAT16_AT: dict[str, tuple[int, ...]] = {
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
 }
-"""Where in a block its float16 fields lie; every other byte pattern is a valid number."""
+"""Where in a block its float16 fields lie, side by side; every other byte pattern is a valid number."""
 _ENDLESS = 0x7C00
 """The exponent of a float16 that is infinite or no number."""
 
@@ -164,14 +164,16 @@ class GgufBlocks(Format):
         data, num_blocks = parts["weight"], shape[1] // self.block_elements
         assert data.dtype == torch.uint8 and data.is_contiguous()
         assert tuple(data.shape) == (shape[0], num_blocks * self.block_bytes)
-        halves = data.view(torch.float16).view(shape[0], num_blocks, self.block_bytes // 2)
-        for at in _FLOAT16_AT[self.type_name]:
-            # By its bits: of the library's own test for float16 this takes a fifth.
-            exponents = halves.view(torch.int16)[..., at // 2] & _ENDLESS
-            if exponents.amax() == _ENDLESS:
-                row, block = (exponents == _ENDLESS).nonzero()[0].tolist()
-                value = halves[row, block, at // 2].item()
-                raise CheckpointError(
-                    f"weight: a scale of block {block} in row {row} is {value}; the file is damaged, fetch it again"
-                )
+        places = _FLOAT16_AT[self.type_name]
+        # By their bits, brought together first: of the library's own test for float16 this takes a tenth.
+        halves = data.view(torch.int16).view(-1, self.block_bytes // 2).T
+        scales = halves[places[0] // 2 : places[-1] // 2 + 1].contiguous()
+        exponents = scales & _ENDLESS
+        if exponents.max() == _ENDLESS:
+            place = (exponents == _ENDLESS).nonzero()[0].tolist()
+            row, block = divmod(place[1], num_blocks)
+            value = scales.view(torch.float16)[*place].item()
+            raise CheckpointError(
+                f"weight: a scale of block {block} in row {row} is {value}; the file is damaged, fetch it again"
+            )
         return GgufWeight(self, data, shape[1])

@@ -8,6 +8,7 @@ normalizer: that of the models of the same `pre` is taken, unless a key of our o
 import math
 from collections.abc import Mapping
 from enum import IntEnum
+from itertools import repeat
 from typing import Any
 
 from headlong.errors import CheckpointError
@@ -196,19 +197,16 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[dict[st
 
 def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     stored = _array(metadata, "merges", (str,))
-    merges: list[Any] = [tuple(merge.split(" ")) for merge in stored]
-    for number, parts in enumerate(merges):
-        if len(parts) == 2 and parts[0]:
-            continue
-        # A token may begin with the space, never end before it.
-        merge = stored[number]
-        cut = merge.find(" ", 1)
-        if cut < 0:
-            raise _fault(
-                "merges", f"{merge!r} is not two tokens with a space between; convert the model again"
-            )
-        merges[number] = merge[:cut], merge[cut + 1 :]
-    return merges
+    parts = map(str.partition, stored, repeat(" "))
+    return [(left, right) if left and space else _cut(left + space + right) for left, space, right in parts]
+
+
+def _cut(merge: str) -> tuple[str, str]:
+    """One that has no space, or that begins with one: a token may, but none ends before it."""
+    cut = merge.find(" ", 1)
+    if cut < 0:
+        raise _fault("merges", f"{merge!r} is not two tokens with a space between; convert the model again")
+    return merge[:cut], merge[cut + 1 :]
 
 
 def _sentencepiece(

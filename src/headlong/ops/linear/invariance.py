@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headlong.ops.native import threads_for_native
+
 LAUNCH_ROWS = 128
 """More rows go in several launches."""
 TILES = (1, 2, 4, 8, 16)
@@ -77,7 +79,8 @@ def find_tile(make: LinearFactory, out_features: int, in_features: int, dtype: t
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(min(out_features, MAX_PROBE_FEATURES), in_features, generator=generator).to(dtype)
     rows = torch.randn(LAUNCH_ROWS, in_features, generator=generator).to(dtype)
-    return next((tile for tile in tiles if _agrees(make(weight, tile), rows, tile)), None)
+    with threads_for_native.lifted():
+        return next((tile for tile in tiles if _agrees(make(weight, tile), rows, tile)), None)
 
 
 def _agrees(linear: Linear, rows: Tensor, tile: int) -> bool:
