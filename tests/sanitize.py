@@ -13,7 +13,10 @@ from pathlib import Path
 
 from support.native_build import ROOT, native_extension
 
-TESTS = [f"tests/ops/test_{name}.py" for name in ("native", "native_linear", "vocabulary", "program", "draw")]
+TESTS = [
+    f"tests/ops/test_{name}.py"
+    for name in ("native", "native_linear", "native_moe", "vocabulary", "program", "draw")
+]
 SANITIZERS = [
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=all",

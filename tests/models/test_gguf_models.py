@@ -10,7 +10,7 @@ from headlong.engine.build import survey
 from headlong.errors import CheckpointError, HeadError
 from headlong.quant.gguf import BLOCK_SIZES
 from support import tiny
-from support.gguf_models import PLAIN, GgufModel, is_matrix
+from support.gguf_models import PLAIN, GgufModel, experts_by_projection, is_matrix
 from support.steps import Driver, load
 from support.tiny import random_tokens
 
@@ -39,19 +39,6 @@ def dense(tmp_path_factory):
 @pytest.fixture(scope="module")
 def moe(tmp_path_factory):
     return tiny.make(tmp_path_factory.mktemp("moe"), "moe", **SIZES)
-
-
-def experts_by_projection(weights: dict) -> dict:
-    """Fused experts as GGUF has them: gate, up and down, each in one tensor."""
-    found = {}
-    for name, weight in weights.items():
-        stem, _, kind = name.rpartition(".")
-        if kind == "gate_up_proj":
-            gate, up = weight.chunk(2, dim=1)
-            found |= {f"{stem}.gate_proj.weight": gate, f"{stem}.up_proj.weight": up}
-        else:
-            found[f"{name}.weight" if kind == "down_proj" and weight.dim() == 3 else name] = weight
-    return found
 
 
 def model_of(made, target: str, head: str, arch: str = "qwen35") -> GgufModel:

@@ -44,6 +44,19 @@ def is_matrix(name: str, weight: Tensor) -> bool:
     return weight.dim() in (2, 3) and "conv1d" not in name and "shared_expert_gate" not in name
 
 
+def experts_by_projection(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Fused experts as GGUF has them: gate, up and down, each in one tensor."""
+    found = {}
+    for name, weight in weights.items():
+        stem, _, kind = name.rpartition(".")
+        if kind == "gate_up_proj":
+            gate, up = weight.chunk(2, dim=1)
+            found |= {f"{stem}.gate_proj.weight": gate, f"{stem}.up_proj.weight": up}
+        else:
+            found[f"{name}.weight" if kind == "down_proj" and weight.dim() == 3 else name] = weight
+    return found
+
+
 class GgufModel:
     """Collects tensors by canonical name; `meant` holds the floats they stand for, by their usual names."""
 

@@ -44,7 +44,7 @@ class DecoderLayer:
 
     def record(self, program: Program) -> bool:
         """From the stream to the stream; False if some part is not native."""
-        if not isinstance(self.mlp, Mlp) or not isinstance(self.mixer_norm, NativeRmsNorm):
+        if not isinstance(self.mixer_norm, NativeRmsNorm):
             return False
         assert isinstance(self.mlp_norm, NativeRmsNorm)
         program.norm(self.mixer_norm, STREAM, FIRST)

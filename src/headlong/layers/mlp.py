@@ -9,6 +9,7 @@ from headlong.layers.weights import Scope
 from headlong.ops.elementwise import sigmoid
 from headlong.ops.linear.invariance import Linear, add_product
 from headlong.ops.linear.native import NativeLinear
+from headlong.ops.moe.native import NativeExperts
 from headlong.ops.moe.reference import moe, route
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
 from headlong.ops.program import FIRST, SECOND, STREAM, Program
@@ -71,7 +72,7 @@ class MoeMlp:
             shared=_expert(c.hidden_size, c.shared_intermediate_size, scope("shared_expert")),
         )
         self.fused = scope.ops.experts(weights)
-        """All in a few kernels, where there are such."""
+        """All in one call or a few kernels, where there are such."""
         self.experts = [] if self.fused is not None else _mlps(weights, scope.ops)
         joined = self.fused is not None and self.fused.has_shared
         self.shared = None if joined else _mlp(weights.shared, scope.ops)
@@ -87,6 +88,14 @@ class MoeMlp:
         experts, shares = route(logits_NR[:, :count], self.config.num_active, self.config.normalise)
         routed = moe(x_ND, experts, shares, self.experts)
         return to_ND + routed.add_(shared * sigmoid(logits_NR[:, count:].to(routed.dtype)))
+
+    def record(self, program: Program) -> bool:
+        """From FIRST, added to the stream; False if it cannot be part of a program."""
+        if not (isinstance(self.gates, NativeLinear) and isinstance(self.fused, NativeExperts)):
+            return False
+        program.matmul(self.gates, FIRST, SECOND)
+        program.experts(self.fused, FIRST, SECOND, STREAM)
+        return True
 
 
 def _experts(c: MoeConfig, scope: Scope) -> Callable[[int], ExpertWeights]:

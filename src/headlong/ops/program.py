@@ -14,11 +14,12 @@ from headlong.ops import native
 from headlong.ops.delta_net.native import NativeDeltaNet
 from headlong.ops.gated_attention.native import NativeGatedAttention
 from headlong.ops.linear.native import NativeLinear
+from headlong.ops.moe.native import NativeExperts
 from headlong.ops.native_step import NativeStep
 from headlong.ops.norm.native import NativeRmsNorm
 from headlong.ops.rope.reference import Angles
 
-NORM, MATMUL, SILU_MUL, DELTA_NET, ATTENTION = range(5)
+NORM, MATMUL, SILU_MUL, DELTA_NET, ATTENTION, EXPERTS = range(6)
 """In the order of csrc/program.c."""
 STREAM, FIRST, SECOND, RESULT, GIVEN = range(5)
 """Buffers. The stream is what the caller brings, and is written over; what else it brings is only read."""
@@ -29,7 +30,8 @@ class _Instruction(ctypes.Structure):
     """Mirrors `Instruction` in csrc/program.c."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("kind", "source", "to", "size", "stride", "column", "add")),
+        *((name, ctypes.c_int64) for name in ("kind", "source", "to", "beside")),
+        *((name, ctypes.c_int64) for name in ("size", "stride", "column", "add")),
         ("what", ctypes.c_void_p),
         ("eps", ctypes.c_double),
     )
@@ -96,6 +98,12 @@ class Program:
 
         self._add(ATTENTION, source, to, attend.out_features, attend.out_features, bind=bind)
 
+    def experts(self, experts: NativeExperts, source: int, logits: int, to: int) -> None:
+        """Added to what is in the buffer `to`; `logits` is the buffer of their gates' outputs."""
+        self._kept.append(experts)
+        size = experts.hidden_size
+        self._add(EXPERTS, source, to, size, size, beside=logits, what=experts.address)
+
     def __call__(
         self,
         stream_ND: Tensor,
@@ -130,13 +138,15 @@ class Program:
         size: int,
         stride: int,
         *,
+        beside: int = NOWHERE,
         column: int = 0,
         add: bool = False,
         what: int | None = None,
         eps: float = 0.0,
         bind: Bind | None = None,
     ) -> None:
-        self._made.append((_Instruction(kind, source, to, size, stride, column, add, what, eps), bind))
+        made = _Instruction(kind, source, to, beside, size, stride, column, add, what, eps)
+        self._made.append((made, bind))
         if to in self._widths:
             self._widths[to] = max(self._widths[to], stride)
 

@@ -31,6 +31,7 @@ from headlong.ops.linear.onednn import OneDnnLinear, cpu_multiplies_bfloat16
 from headlong.ops.linear.reference import ReferenceLinear
 from headlong.ops.linear.stacked import StackedLinear
 from headlong.ops.linear.unpacking import UnpackingLinear
+from headlong.ops.moe.native import NativeExperts
 from headlong.ops.moe.weights import MoeWeights
 from headlong.ops.norm.native import NativeRmsNorm
 from headlong.ops.norm.reference import RmsNorm
@@ -130,8 +131,10 @@ class Ops:
             found = self.linear(rows(outs_T))
         return StackedLinear([linear], outs_T) if found is None else found
 
-    def experts(self, weights: MoeWeights) -> "TritonExperts | None":
-        """Routing and experts in a few kernels; None where each expert is multiplied on its own."""
+    def experts(self, weights: MoeWeights) -> "NativeExperts | TritonExperts | None":
+        """Routing and experts in one call or a few kernels; None where each expert is multiplied on its own."""
+        if self.native:
+            return NativeExperts.load(weights, self._source)
         if self.triton is None:
             return None
         found = self.triton.TritonExperts.load(weights, self.dtype)

@@ -2,18 +2,19 @@
  * of `Instruction` is in ops/program.py. */
 #include "arithmetic.h"
 #include "cores.h"
-#include "matmul.h"
+#include "experts.h"
 #include "threads.h"
 #include "workspace.h"
 
-enum { NORM, MATMUL, SILU_MUL, DELTA_NET, ATTENTION };
+enum { NORM, MATMUL, SILU_MUL, DELTA_NET, ATTENTION, EXPERTS };
 enum { SHARED_ROWS = 8 }; /* fewer rows of a norm or a gate are not worth a second thread */
 
 typedef struct {
     int64_t kind, from, to; /* buffers; to < 0: nothing is wanted but what stays in the state */
+    int64_t beside;         /* a second buffer that is read: the logits of experts */
     int64_t size, stride, column; /* what is written of each line of `to`, how far lines are apart, where it begins */
     int64_t add;                  /* a product: to what is there */
-    const void *what;       /* Matrix, DeltaNet, Attention, or a norm's weight */
+    const void *what;       /* Matrix, DeltaNet, Attention, Experts, or a norm's weight */
     double eps;
 } Instruction;
 
@@ -69,6 +70,7 @@ void headlong_run(const Instruction *program, int64_t count, float *const *buffe
         case SILU_MUL: headlong_silu_mul(from, to, tokens, i->size, threads); break;
         case DELTA_NET: headlong_delta_net(i->what, from, to, step); break;
         case ATTENTION: headlong_attention(i->what, from, to, step); break;
+        case EXPERTS: headlong_experts(i->what, from, buffers[i->beside], to, tokens, threads); break;
         }
     }
 }

@@ -1,0 +1,101 @@
+"""A layer's experts as one native call: routing, the routed experts, and the one that every token has."""
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from headlong.ops import native
+from headlong.ops.linear.native import NativeLinear, Source
+from headlong.ops.moe.weights import ExpertWeights, MoeWeights
+from headlong.quant.format import Weight
+
+
+class _Panel(ctypes.Structure):
+    """Mirrors `Panel` in csrc/experts.h, as the ones below mirror what has their name there."""
+
+    _fields_ = (("w", ctypes.c_void_p), ("column", ctypes.c_int64))
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = (("panels", ctypes.c_void_p), ("count", ctypes.c_int64), ("outs", ctypes.c_int64))
+
+
+class _Expert(ctypes.Structure):
+    _fields_ = (("gate_up", _Linear), ("down", _Linear))
+
+
+class _Experts(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("experts", "active", "normalise", "size")),
+        ("all", ctypes.c_void_p),
+    )
+
+
+class NativeExperts:
+    """Serves whatever its products do; a token's bits are its own."""
+
+    name = "native"
+    has_shared = True
+
+    def __init__(self, weights: MoeWeights, linears: Sequence[tuple[NativeLinear, NativeLinear]]) -> None:
+        """`linears` are gate_up and down of every expert, those of the shared one last."""
+        self.linears = list(linears)
+        self.hidden_size = self.linears[0][1].out_features
+        self._panels: list[ctypes.Array[_Panel]] = []
+        experts = [_Expert(self._struct(gate_up), self._struct(down)) for gate_up, down in self.linears]
+        self._all = (_Expert * len(experts))(*experts)
+        self._whole = _Experts(
+            weights.num_experts,
+            weights.num_active,
+            weights.normalise,
+            self.hidden_size,
+            ctypes.addressof(self._all),
+        )
+
+    @classmethod
+    def load(cls, weights: MoeWeights, source: Callable[[Weight], Source | None]) -> "NativeExperts | None":
+        """None where the native product cannot take a weight: `source` says which it can."""
+        linears = []
+        for expert in range(weights.num_experts + 1):
+            shared = expert == weights.num_experts
+            made = _linears(weights.shared if shared else weights.load(expert), source)
+            if made is None:
+                return None
+            linears.append(made)
+        return cls(weights, linears)
+
+    @property
+    def address(self) -> int:
+        """Of what the kernel takes; it stands as long as this object does."""
+        return ctypes.addressof(self._whole)
+
+    def __call__(self, x_ND: Tensor, logits_NR: Tensor, shared_ND: Tensor | None, to_ND: Tensor) -> Tensor:
+        """Added to `to_ND`. The last of the logits is of the shared expert's gate."""
+        assert shared_ND is None, "computed here"
+        out = to_ND.clone()
+        native.kernel("headlong_experts")(
+            self.address,
+            native.address(x_ND),
+            native.address(logits_NR),
+            native.address(out),
+            len(x_ND),
+            native.num_threads(),
+        )
+        return out
+
+    def _struct(self, linear: NativeLinear) -> _Linear:
+        panels = [_Panel(ctypes.addressof(panels.struct), panels.column) for panels in linear.panels]
+        array = (_Panel * len(panels))(*panels)
+        self._panels.append(array)
+        return _Linear(ctypes.addressof(array), len(panels), linear.out_features)
+
+
+def _linears(
+    weights: ExpertWeights, source: Callable[[Weight], Source | None]
+) -> tuple[NativeLinear, NativeLinear] | None:
+    gate_up = [found for weight in weights.gate_up if (found := source(weight)) is not None]
+    down = source(weights.down)
+    if down is None or len(gate_up) < len(weights.gate_up):
+        return None
+    return NativeLinear(gate_up), NativeLinear([down])
