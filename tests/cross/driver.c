@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "cores.h"
-#include "matmul.h"
+#include "experts.h"
 
 void headlong_matmul(const Matrix *w, const float *x, int64_t rows, float *y, int64_t stride, int threads);
 void headlong_lay_out(const uint8_t *from, const int64_t *outs, int64_t rows, int64_t units, int64_t unit, uint8_t *to,
@@ -18,9 +18,8 @@ void headlong_best(const float *logits, int64_t rows, int64_t size, int64_t *tok
 void headlong_draw(const double *scores, const int64_t *keys, int64_t rows, int64_t size, int64_t *tokens, int threads);
 void headlong_rms_norm(const float *x, const float *weight, float eps, float *out, int64_t rows, int64_t size,
                        int threads);
-void headlong_silu_mul(const float *gate_up, float *out, int64_t rows, int64_t size, int threads);
 typedef struct {
-    int64_t kind, from, to, size, stride, column, add;
+    int64_t kind, from, to, beside, size, stride, column, add;
     const void *what;
     double eps;
 } Instruction; /* as in program.c */
@@ -233,17 +232,61 @@ static void attentions(void) {
     }
 }
 
+static Linear linear(int type, int64_t size, int64_t outs) {
+    Matrix *w = room(sizeof *w);
+    Panel *panel = room(sizeof *panel);
+    *w = matrix(type, HALF, size, outs);
+    *panel = (Panel){w, 0};
+    return (Linear){panel, 1, outs};
+}
+
+/* Of every type; as many tokens as are taken in two parts. */
+static Experts all_experts(int64_t size) {
+    enum { COUNT = NUM_TYPES, ACTIVE = 3, INNER = 96 };
+    Expert *all = room((COUNT + 1) * sizeof *all);
+    for (int e = 0; e <= COUNT; e++) {
+        const int type = e % NUM_TYPES == BF16_ROUNDED ? F32 : e % NUM_TYPES;
+        all[e] = (Expert){linear(type, size, 2 * INNER), linear(type, INNER, size)};
+    }
+    return (Experts){COUNT, ACTIVE, 1, size, all};
+}
+
+static void experts(void) {
+    enum { SIZE = 128, MANY = 150, LOGITS = NUM_TYPES + 1 };
+    Experts net = all_experts(SIZE);
+    float *x = numbers(MANY * SIZE), *logits = numbers(MANY * LOGITS), *before = numbers(MANY * SIZE);
+    float *all = room(4 * MANY * SIZE), *some = room(4 * MANY * SIZE);
+    for (int normalise = 0; normalise < 2; normalise++) {
+        net.normalise = normalise;
+        memcpy(all, before, 4 * MANY * SIZE);
+        headlong_experts(&net, x, logits, all, MANY, 1);
+        tell("experts", 'f', all, MANY * SIZE);
+        memcpy(some, before, 4 * MANY * SIZE);
+        headlong_experts(&net, x, logits, some, MANY, THREADS);
+        same("experts", all, some, 4 * MANY * SIZE);
+        memcpy(some, before, 4 * MANY * SIZE);
+        for (int i = 0; i < MANY; i++)
+            headlong_experts(&net, x + i * SIZE, logits + i * LOGITS, some + i * SIZE, 1, 1 + i % THREADS);
+        same("experts", all, some, 4 * MANY * SIZE);
+    }
+}
+
 static void programs(void) {
-    enum { SIZE = 128, WIDE = 192, NORM = 0, MATMUL = 1, SILU_MUL = 2 };
+    enum { SIZE = 128, WIDE = 192, NORM = 0, MATMUL = 1, SILU_MUL = 2, EXPERTS = 5 };
     Matrix up = matrix(U4_OFFSET, HALF, SIZE, 2 * WIDE), down = matrix(I8, HALF, WIDE, SIZE);
+    Matrix gates = matrix(F32, FLOAT, SIZE, NUM_TYPES + 1);
+    Experts net = all_experts(SIZE);
     float *stream = numbers(TOKENS * SIZE), *first = room(4 * TOKENS * 2 * WIDE), *second = room(4 * TOKENS * 2 * WIDE);
     float *buffers[] = {stream, first, second};
-    Instruction program[] = {{NORM, 0, 1, SIZE, SIZE, 0, 0, numbers(SIZE), 1e-4},
-                             {MATMUL, 1, 2, 2 * WIDE, 2 * WIDE, 0, 0, &up, 0.0},
-                             {SILU_MUL, 2, 1, WIDE, WIDE, 0, 0, 0, 0.0},
-                             {MATMUL, 1, 0, SIZE, SIZE, 0, 1, &down, 0.0}};
+    Instruction program[] = {{NORM, 0, 1, -1, SIZE, SIZE, 0, 0, numbers(SIZE), 1e-4},
+                             {MATMUL, 1, 2, -1, 2 * WIDE, 2 * WIDE, 0, 0, &up, 0.0},
+                             {SILU_MUL, 2, 1, -1, WIDE, WIDE, 0, 0, 0, 0.0},
+                             {MATMUL, 1, 0, -1, SIZE, SIZE, 0, 1, &down, 0.0},
+                             {NORM, 0, 1, -1, SIZE, SIZE, 0, 0, numbers(SIZE), 1e-4},
+                             {MATMUL, 1, 2, -1, NUM_TYPES + 1, NUM_TYPES + 1, 0, 0, &gates, 0.0},
+                             {EXPERTS, 1, 0, 2, SIZE, SIZE, 0, 0, &net, 0.0}};
     Step step = step_over(0, 0, THREADS);
-    headlong_run(program, 4, buffers, TOKENS, &step);
+    headlong_run(program, sizeof program / sizeof *program, buffers, TOKENS, &step);
     tell("run", 'f', stream, TOKENS * SIZE);
 }
 
@@ -253,6 +296,7 @@ int main(void) {
     small();
     delta_nets();
     attentions();
+    experts();
     programs();
     return 0;
 }
