@@ -274,24 +274,23 @@ class _Header:
         line_B = np.frombuffer(
             self.data, np.uint8, min(len(self.data) - self.at, LOOK_BYTES * count), self.at
         )
-        zeros = np.flatnonzero(line_B == 0)[: 7 * count]
-        if len(zeros) < 7 * count:
+        full_B = line_B != 0
+        edges = np.flatnonzero(full_B[1:] != full_B[:-1])[: 2 * count] + 1
+        if len(edges) < 2 * count:
             return None
-        first_N, last_N = zeros[::7], zeros[6::7]
-        end_N = last_N + 1 + line_B[first_N - 1]
+        zeros_N, begin_N = edges[::2], edges[1::2]
+        end_N = begin_N + line_B[zeros_N - 1]
         expected_N = np.concatenate(([1], end_N[:-1] + 1))
-        if (first_N != expected_N).any() or (last_N - first_N != 6).any() or end_N[-1] > len(line_B):
+        if (zeros_N != expected_N).any() or (begin_N - zeros_N != 7).any() or end_N[-1] > len(line_B):
+            return None
+        if not (full_B[0] and full_B[begin_N[-1] : end_N[-1]].all()):
             return None
         text_B = line_B[: end_N[-1]].copy()
-        text_B[first_N - 1] = 0
-        kept_B = np.ones(len(text_B), bool)
-        kept_B[zeros] = False
+        text_B[zeros_N - 1] = 0
         try:
-            strings = text_B[kept_B][1:].tobytes().decode().split("\0")
+            strings = text_B[full_B[: end_N[-1]]][1:].tobytes().decode().split("\0")
         except UnicodeDecodeError:
             return None
-        if len(strings) != count:
-            return None  # a zero in the last one
         self.at += int(end_N[-1])
         return strings
 
