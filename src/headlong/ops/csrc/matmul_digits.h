@@ -144,27 +144,29 @@ INLINE void digit_tile(int type, int rows, int panels, const Matrix *w, int64_t 
     }
 }
 
-/* Rows in parts of much the same size, a part of the weights at a time; for several parts factors are decoded once. */
+/* Four rows at a time, as long as there are so many, a part of the weights at a time. For many rows factors are decoded
+ * once. */
 INLINE void digit_blocks(int type, const Product *job, int64_t begin, int64_t end) {
     const Matrix *w = job->w;
-    const int64_t rows = job->rows, parts = (rows + MAX_DIGIT_ROWS - 1) / MAX_DIGIT_ROWS, apart = pieces_of(w);
+    const int64_t rows = job->rows, apart = pieces_of(w);
     const int64_t groups = w->size / w->group, each = (DEPTH + w->group - 1) / w->group;
     float *sums = workspace(SUMS, rows * WIDTH);
-    Factors *by = parts > 1 ? (Factors *)workspace(VALUES, each * 4 * (int64_t)sizeof *by / 4) : 0;
+    Factors *by = rows > FEW_ROWS ? (Factors *)workspace(VALUES, each * 4 * (int64_t)sizeof *by / 4) : 0;
     for (int64_t block = begin; block < end; block++) {
         memset(sums, 0, rows * WIDTH * sizeof(float));
         for (int64_t first = 0; first < groups; first += each) {
             const int64_t last = first + each < groups ? first + each : groups;
             for (int64_t i = 0; by && i < 4 * (last - first); i++)
                 by[i] = group_at_avx512(type, w, block, first + i / 4, i % 4 * 16);
-            for (int64_t i = 0; i < parts; i++) {
-                const int64_t m = rows * i / parts;
+            for (int64_t m = 0; m < rows; m += MAX_DIGIT_ROWS) {
                 const Piece *x = job->pieces + m * apart + first * (apart / groups);
-                switch (rows * (i + 1) / parts - m) {
-#define ROWS(R, P) \
-    case R: digit_tile(type, R, P, w, block, first, last, by, x, apart, sums + m * WIDTH); break;
-                    ROWS(1, 4) ROWS(2, 2) ROWS(3, 2) ROWS(4, 2)
-#undef ROWS
+                switch (rows - m) {
+#define TILE(R, P) digit_tile(type, R, P, w, block, first, last, by, x, apart, sums + m * WIDTH)
+                case 1: TILE(1, 4); break;
+                case 2: TILE(2, 2); break;
+                case 3: TILE(3, 2); break;
+                default: TILE(4, 2);
+#undef TILE
                 }
             }
         }
