@@ -21,18 +21,6 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-typedef float Floats __attribute__((vector_size(64), aligned(4)));
-typedef int32_t Signed __attribute__((vector_size(64)));
-typedef uint32_t Unsigned __attribute__((vector_size(64)));
-typedef uint16_t Shorts __attribute__((vector_size(32)));
-typedef uint8_t Bytes __attribute__((vector_size(16)));
-typedef struct {
-    Floats first, second, third, fourth;
-} Weights;
-typedef struct {
-    Floats scale, offset;
-} Factors;
-
 enum {
     MAX_ROWS = 6,    /* that are summed up at a time */
     FEW_ROWS = 12,   /* for which weights are rather decoded twice than written down */

@@ -91,7 +91,7 @@ INLINE void add_unit(int rows, int panels, const __m512i *codes, const Piece *x,
 
 /* `rows` rows against one piece of 16 · `panels` outputs, whose `units` units are at `codes`. */
 INLINE void add_piece(int type, int rows, int panels, const uint8_t *codes, int64_t units, const Piece *x,
-                      int64_t apart, const Factors *by, float *to) {
+                      int64_t apart, const Factors_avx512 *by, float *to) {
     DigitSums sums;
 #pragma GCC unroll 24
     for (int i = 0; i < rows * panels * DIGITS; i++)
@@ -128,12 +128,12 @@ INLINE void add_piece(int type, int rows, int panels, const uint8_t *codes, int6
 /* `rows` rows, whose pieces are `apart`, from `x` on against a block, by groups [first, last) of each of its outputs.
  * Codes are read in the order they lie in. */
 INLINE void digit_tile(int type, int rows, int panels, const Matrix *w, int64_t block, int64_t first, int64_t last,
-                       const Factors *decoded, const Piece *x, int64_t apart, float *sums) {
+                       const Factors_avx512 *decoded, const Piece *x, int64_t apart, float *sums) {
     const int64_t room = room_of(w->group), codes_each = type < U4 ? UNIT : 2 * UNIT;
     const uint8_t *codes = w->codes + (block * units_of(w) + first * room / codes_each) * WIDTH * UNIT;
     for (int64_t number = first; number < last; number++) {
-        Factors own[4];
-        const Factors *by = rows > 1 && decoded ? decoded + 4 * (number - first) : own;
+        Factors_avx512 own[4];
+        const Factors_avx512 *by = rows > 1 && decoded ? decoded + 4 * (number - first) : own;
         for (int p = 0; p < 4 && by == own; p++) own[p] = group_at_avx512(type, w, block, number, 16 * p);
         for (int64_t left = room; left > 0; left -= PIECE, x++) {
             const int64_t units = (left < PIECE ? left : PIECE) / codes_each;
@@ -151,7 +151,7 @@ INLINE void digit_blocks(int type, const Product *job, int64_t begin, int64_t en
     const int64_t rows = job->rows, apart = pieces_of(w);
     const int64_t groups = w->size / w->group, each = (DEPTH + w->group - 1) / w->group;
     float *sums = workspace(SUMS, rows * WIDTH);
-    Factors *by = rows > FEW_ROWS ? (Factors *)workspace(VALUES, each * 4 * (int64_t)sizeof *by / 4) : 0;
+    Factors_avx512 *by = rows > FEW_ROWS ? (Factors_avx512 *)workspace(VALUES, each * 4 * (int64_t)sizeof *by / 4) : 0;
     for (int64_t block = begin; block < end; block++) {
         memset(sums, 0, rows * WIDTH * sizeof(float));
         for (int64_t first = 0; first < groups; first += each) {

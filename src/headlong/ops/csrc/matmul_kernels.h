@@ -1,11 +1,37 @@
 /* One version of the product, for the instructions that are switched on where it is included; VERSION(name) tells the
- * versions apart. Compilers take wide vectors apart before they clone functions, so cloning would not do. */
+ * versions apart. Vectors are as wide as registers are: compilers keep wider ones in memory. */
+#if defined(__AVX512F__)
+enum { VERSION(LANES) = 16 };
+#elif defined(__AVX2__)
+enum { VERSION(LANES) = 8 };
+#else
+enum { VERSION(LANES) = 4 };
+#endif
+#define LANES VERSION(LANES)
+#define Floats VERSION(Floats)
+#define Signed VERSION(Signed)
+#define Unsigned VERSION(Unsigned)
+#define Shorts VERSION(Shorts)
+#define Bytes VERSION(Bytes)
+#define Weights VERSION(Weights)
+#define Factors VERSION(Factors)
+typedef float Floats __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int32_t Signed __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Unsigned __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Shorts __attribute__((vector_size(2 * LANES)));
+typedef uint8_t Bytes __attribute__((vector_size(LANES)));
+typedef struct {
+    Floats first, second, third, fourth;
+} Weights;
+typedef struct {
+    Floats scale, offset;
+} Factors;
 
-/* Registers hold the sums of a few rows: those of 64 outputs with 32 wide registers, fewer with 16 half as wide. */
+/* Registers hold the sums of a few rows: those of 64 outputs with 32 wide registers, fewer with 16 narrower ones. */
 #if defined(__AVX512F__)
 #define PANELS(rows) 4
 #else
-#define PANELS(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 2 : 1)
+#define PANELS(rows) ((rows) == 1 ? 8 : (rows) == 2 ? 4 : (rows) < 5 ? 2 : 1)
 #endif
 
 /* Weights that are decoded at a time. */
@@ -40,7 +66,7 @@ INLINE Floats VERSION(of_i8)(Bytes bytes) {
 #endif
 }
 
-/* Scales or offsets of group `number`, for the 16 outputs of a block from `out` on. */
+/* Scales or offsets of group `number`, for LANES outputs of a block from `out` on. */
 INLINE Floats VERSION(factors_at)(const Matrix *w, const uint8_t *from, const uint8_t *wholes, int64_t block,
                                   int64_t number, int64_t out) {
     const int64_t groups = w->size / w->group, at = (block * groups + number) * WIDTH + out;
@@ -69,7 +95,7 @@ INLINE Floats VERSION(of_code)(int type, Unsigned units, int i, Factors by) {
     return type == I8 ? whole * by.scale : whole * by.scale + by.offset;
 }
 
-/* Weights from k on of 16 outputs, whose first ones are at `codes`: STEP of them, from a unit's first on where they are
+/* Weights from k on of LANES outputs, whose first ones are at `codes`: STEP of them, from a unit's first on where they are
  * codes. `number` is that of their group. */
 INLINE Weights VERSION(decode)(int type, const Matrix *w, const uint8_t *codes, int64_t k, int64_t number, Factors by) {
     const Floats none = {0};
@@ -88,22 +114,22 @@ INLINE Weights VERSION(decode)(int type, const Matrix *w, const uint8_t *codes, 
                      VERSION(of_code)(type, bits, 2, by), VERSION(of_code)(type, bits, 3, by)};
 }
 
-/* `rows` rows of x against the 16 · `panels` outputs of a block from `out` on, by weights [first, last) of each; `codes`
+/* `rows` rows of x against LANES · `panels` outputs of a block from `out` on, by weights [first, last) of each; `codes`
  * holds the block's weights from `origin` on. All but these limits is constant where it is called, so that sums stay in
  * registers. A sum runs over k in order, in a lane of its own: its bits depend on nothing beside it. */
 INLINE void VERSION(tile)(int type, int rows, int panels, const Product *job, int64_t block, const uint8_t *codes,
                           int64_t origin, int64_t out, int64_t first, int64_t last, int64_t m0, float *sums) {
     const int64_t size = job->w->size, group = type < I8 ? size : job->w->group;
     Floats sum[MAX_ROWS * 4];
-    Factors by[4];
-    const int64_t apart = 16 * (type == F16 ? 2 : 4);
-    codes += out / 16 * apart;
-    for (int i = 0; i < rows * panels; i++) sum[i] = VERSION(floats_at)(sums + i / panels * WIDTH + i % panels * 16);
+    Factors by[8];
+    const int64_t apart = LANES * (type == F16 ? 2 : 4);
+    codes += out / LANES * apart;
+    for (int i = 0; i < rows * panels; i++) sum[i] = VERSION(floats_at)(sums + i / panels * WIDTH + i % panels * LANES);
     for (int64_t k = first; k < last;) {
         const int64_t number = k / group, end = (number + 1) * group < last ? (number + 1) * group : last;
-        for (int p = 0; p < panels; p++) by[p] = VERSION(group_at)(type, job->w, block, number, out + 16 * p);
+        for (int p = 0; p < panels; p++) by[p] = VERSION(group_at)(type, job->w, block, number, out + LANES * p);
         for (; k + 1 < end; k += STEP(type))
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int p = 0; p < panels; p++) {
 #if defined(__AVX512BF16__)
                 if (type == BF16_ROUNDED) {
@@ -135,7 +161,8 @@ INLINE void VERSION(tile)(int type, int rows, int panels, const Product *job, in
             }
         k = end; /* the last unit may be half of one */
     }
-    for (int i = 0; i < rows * panels; i++) memcpy(sums + i / panels * WIDTH + i % panels * 16, &sum[i], sizeof sum[i]);
+    for (int i = 0; i < rows * panels; i++)
+        memcpy(sums + i / panels * WIDTH + i % panels * LANES, &sum[i], sizeof sum[i]);
 }
 
 /* Up to MAX_ROWS rows from `m0` on. */
@@ -144,7 +171,7 @@ INLINE void VERSION(some_rows)(int type, int64_t rows, const Product *job, int64
     switch (rows) {
 #define ROWS(R)                                                                                                   \
     case R:                                                                                                       \
-        for (int64_t out = 0; out < WIDTH; out += 16 * PANELS(R))                                                 \
+        for (int64_t out = 0; out < WIDTH; out += LANES * PANELS(R))                                              \
             VERSION(tile)(type, R, PANELS(R), job, block, codes, origin, out, first, last, m0, sums + out);       \
         break;
         ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6)
@@ -155,17 +182,17 @@ INLINE void VERSION(some_rows)(int type, int64_t rows, const Product *job, int64
 /* Weights [first, last) of a block as floats. */
 INLINE void VERSION(unpack)(int type, const Matrix *w, int64_t block, const uint8_t *codes, int64_t first, int64_t last,
                             float *to) {
-    const int64_t group = type < I8 ? w->size : w->group, apart = 16 * (type == F16 ? 2 : 4);
+    const int64_t group = type < I8 ? w->size : w->group, apart = LANES * (type == F16 ? 2 : 4);
     for (int64_t k = first; k < last;) {
         const int64_t number = k / group, end = (number + 1) * group < last ? (number + 1) * group : last;
-        Factors by[4];
-        for (int p = 0; p < 4; p++) by[p] = VERSION(group_at)(type, w, block, number, 16 * p);
+        Factors by[WIDTH / LANES];
+        for (int p = 0; p < WIDTH / LANES; p++) by[p] = VERSION(group_at)(type, w, block, number, LANES * p);
         for (; k < end; k += STEP(type))
-            for (int p = 0; p < 4; p++) {
+            for (int p = 0; p < WIDTH / LANES; p++) {
                 Weights weights = VERSION(decode)(type, w, codes + p * apart, k, number, by[p]);
                 const int64_t count = end - k < STEP(type) ? end - k : STEP(type);
                 for (int64_t i = 0; i < count; i++)
-                    memcpy(to + (k + i - first) * WIDTH + 16 * p, &weights.first + i, sizeof weights.first);
+                    memcpy(to + (k + i - first) * WIDTH + LANES * p, &weights.first + i, sizeof weights.first);
             }
         k = end;
     }
@@ -250,6 +277,14 @@ static const Version VERSION(version) = {
 #endif
 };
 
+#undef LANES
+#undef Floats
+#undef Signed
+#undef Unsigned
+#undef Shorts
+#undef Bytes
+#undef Weights
+#undef Factors
 #undef PANELS
 #undef STEP
 #undef ROUNDED
