@@ -1,7 +1,6 @@
 """Experts in one native call: against the reference in float64 with every kind of weight, bit for bit the same for a
 token in any company, on any number of threads and whatever is in memory; what is not routed to does not matter."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 
@@ -11,15 +10,13 @@ from test_native_linear import KINDS
 from torch import Tensor
 
 from headlong.ops import native
-from headlong.ops.elementwise import sigmoid, silu
 from headlong.ops.linear.native import Source
 from headlong.ops.moe.native import NativeExperts
-from headlong.ops.moe.reference import moe, route
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
 from headlong.ops.registry import Ops
 from headlong.quant.detect import detect
-from headlong.quant.format import Weight
 from support import packing
+from support.moe_truth import expected
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="native kernels are not built or turned off")
 EXPERTS, ACTIVE, TOKENS = 7, 3, 140
@@ -81,27 +78,6 @@ def inputs_of(kind: str) -> tuple[Tensor, Tensor, Tensor]:
         2.0 * draw(TOKENS, EXPERTS + 1, seed=2),
         draw(TOKENS, hidden, seed=3),
     )
-
-
-def mlp(weights: ExpertWeights) -> Callable[[Tensor], Tensor]:
-    def dense(weight: Weight) -> Tensor:
-        whole = weight if isinstance(weight, Tensor) else weight.dequantize(0, weight.out_features)
-        return whole.double()
-
-    gate_up, down = torch.cat([dense(weight) for weight in weights.gate_up]), dense(weights.down)
-
-    def run(x: Tensor) -> Tensor:
-        gate, up = (x @ gate_up.T).chunk(2, dim=-1)
-        return (silu(gate) * up) @ down.T
-
-    return run
-
-
-def expected(weights: MoeWeights, x: Tensor, logits: Tensor, to: Tensor) -> Tensor:
-    x, logits = x.double(), logits.double()
-    chosen, shares = route(logits[:, :-1], weights.num_active, weights.normalise)
-    routed = moe(x, chosen, shares, [mlp(weights.load(e)) for e in range(weights.num_experts)])
-    return to.double() + routed + mlp(weights.shared)(x) * sigmoid(logits[:, -1:])
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import torch
 
 from headlong.layers.mlp import MoeMlp
 from headlong.ops.linear.triton import TritonLinear
+from headlong.ops.moe.triton import TritonExperts
 from support import tiny
 from support.steps import Driver, load
 from support.tiny import random_tokens
@@ -44,7 +45,7 @@ def driven(folder, monkeypatch, triton: str) -> Driver:
     assert isinstance(built.model.lm_head, TritonLinear) == serves
     assert built.head is not None
     mlps = [layer.mlp for layer in (*built.model.layers, built.head.layer)]
-    assert all((mlp.fused is not None) == serves for mlp in mlps if isinstance(mlp, MoeMlp))
+    assert all(isinstance(mlp.fused, TritonExperts) == serves for mlp in mlps if isinstance(mlp, MoeMlp))
     # All of it, the head's experts among it, could be recorded.
     assert not built.ops._foreign_to_triton
     driver = Driver(built, max_rows=2)

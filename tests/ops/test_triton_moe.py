@@ -1,7 +1,6 @@
 """Experts in Triton's kernels: against the reference in float64, bit for bit the same for a token in any company, and
 whatever is not routed to does not matter."""
 
-from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
@@ -9,15 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from headlong.ops.elementwise import sigmoid, silu
 from headlong.ops.moe import triton as op
-from headlong.ops.moe.reference import moe, route
 from headlong.ops.moe.triton import TritonExperts
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
 from headlong.ops.registry import Ops
 from headlong.quant.detect import detect
-from headlong.quant.format import PackedWeight, Weight
+from headlong.quant.format import Weight
 from support import packing
+from support.moe_truth import expected, mlp
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -70,28 +68,6 @@ def weights_of(kind: str, s: Sizes, *, normalise: bool = True, apart: bool = Fal
     experts = [expert_of(kind, s.hidden, s.inner, e, apart=apart) for e in range(s.experts)]
     shared = expert_of(kind, s.hidden, s.shared, s.experts, apart=apart)
     return MoeWeights(s.experts, s.active, normalise, experts.__getitem__, shared)
-
-
-def dense(weight: Weight) -> Tensor:
-    whole = weight.dequantize(0, weight.out_features) if isinstance(weight, PackedWeight) else weight
-    return whole.double()
-
-
-def mlp(weights: ExpertWeights) -> Callable[[Tensor], Tensor]:
-    gate_up, down = torch.cat([dense(part) for part in weights.gate_up]), dense(weights.down)
-
-    def run(x: Tensor) -> Tensor:
-        gate, up = (x @ gate_up.T).chunk(2, dim=-1)
-        return (silu(gate) * up) @ down.T
-
-    return run
-
-
-def expected(weights: MoeWeights, x: Tensor, logits: Tensor, to: Tensor) -> Tensor:
-    x, logits = x.double(), logits.double()
-    chosen, shares = route(logits[:, :-1], weights.num_active, weights.normalise)
-    routed = moe(x, chosen, shares, [mlp(weights.load(e)) for e in range(weights.num_experts)])
-    return to.double() + routed + mlp(weights.shared)(x) * sigmoid(logits[:, -1:])
 
 
 class Layer:
