@@ -21,7 +21,9 @@ from support.tiny import random_tokens
 
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton"),
-    pytest.mark.skipif(torch.cuda.is_available(), reason="test_cuda.py has this for GPUs"),
+    pytest.mark.skipif(
+        torch.cuda.is_available(), reason="made for the interpreter; test_cuda.py is for GPUs"
+    ),
 ]
 NUM_TOKENS = 8
 
@@ -137,6 +139,9 @@ def test_a_row_that_stops_while_the_next_step_is_under_way_is_kept_as_it_was(fol
                 assert row.num_accepted >= len(row.token_ids), "it was to stop inside its drafts"
         check(engine)
     assert was_ahead == [True] and not engine.faults.count
+    ended_by_length = (*PROMPTS["b"], *truth["b"], 5)
+    kept = engine.state.prefix.find(ended_by_length, primed=False).length
+    assert kept >= len(ended_by_length) - 2, "a row that ends by its length is kept as well"
     assert found == {"a": truth["a"][: stop + 1], "b": truth["b"]}
     more = (*PROMPTS["a"], *found["a"], 5, 6)
     engine.add(request("more", more))
@@ -156,9 +161,11 @@ def test_rows_come_and_leave_while_a_step_is_under_way(folder, truth):
     engine.add(request("a", PROMPTS["a"], drafts=2))
     engine.add(request("b", PROMPTS["b"], drafts=1))
     before = step_until_ahead(engine)
+    held = engine.state.rows["a"]
+    assert held.ahead
     engine.cancel("b")
     engine.check_integrity()
-    assert engine._ahead is None and engine.scheduler.find("b") is None
+    assert engine._ahead is None and engine.scheduler.find("b") is None and not held.ahead
     again = replace(request("b", PROMPTS["b"]), id="b again")
     engine.add(again)
     after = run(engine)
@@ -176,8 +183,9 @@ def test_the_last_row_leaves_and_nothing_of_the_others_is_lost(folder, truth):
     while len(before["a"]) < 3:
         for row in engine.step().rows:
             before[row.request.id].extend(row.token_ids)
-    assert engine._ahead is None or len(before["a"]) < 4
+    assert engine._ahead is not None, "its last token was to be under way"
     engine.cancel("b")
+    assert not engine.scheduler.running and engine.has_work
     after = run(engine)
     assert before["a"] + after["a"] == truth["a"][:4]
     assert not engine.has_work
@@ -189,7 +197,7 @@ def test_a_fault_while_a_step_is_under_way(folder, truth, monkeypatch):
         engine.add(request(name, prompt, drafts=1))
     before = step_until_ahead(engine)
     with monkeypatch.context() as patch:
-        patch.setattr(WholeStep, "land", lambda *_: 1 / 0)
+        patch.setattr(WholeStep, "land", lambda *_, **__: 1 / 0)
         assert not engine.step().rows
     assert engine.faults.count == 1
     after = run(engine)

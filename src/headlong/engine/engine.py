@@ -162,7 +162,7 @@ class Engine:
         ahead = self.scheduler.plan_ahead(launch.plan) if further else None
         if ahead is not None and whole.may_follow(launch, ahead):
             self._ahead = whole.launch(ahead, goes_on=True)
-        return whole.land(launch)
+        return whole.land(launch, followed=self._ahead is not None)
 
     @torch.inference_mode()
     def _catch_up(self) -> None:

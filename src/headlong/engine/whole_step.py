@@ -137,19 +137,20 @@ class WholeStep:
         found_X, ready = self._readings.bring(found_X)
         # What holds it on the device is written again by the next step.
         kept_ND = hidden_ND.clone() if self.state.head or (drafter is not None and not reads) else None
-        for own in held:
-            own.ahead = goes_on
         return Launch(plan, held, reads, kept_ND, found_X, ready, late, is_usual, goes_on)
 
     def is_awaited(self, launch: Launch) -> bool:
         """Whether any of its rows is still there."""
         return bool(self._numbers(launch))
 
-    def land(self, launch: Launch) -> tuple[Plan, Outcome]:
-        """Waits for a step and settles it, for those of its rows that are still there."""
+    def land(self, launch: Launch, *, followed: bool) -> tuple[Plan, Outcome]:
+        """Waits for a step and settles it, for those of its rows that are still there. `followed`: whether the next one
+        is under way already."""
         if launch.ready is not None:
             launch.ready.synchronize()
         found, numbers = launch.found_X.tolist(), self._numbers(launch)
+        for own in launch.held:
+            own.ahead = followed
         rows = [launch.plan.rows[n] for n in numbers]
         if launch.goes_on:
             held = [launch.held[n] for n in numbers]
