@@ -1,10 +1,14 @@
 """How Triton's kernels follow one another: a kernel's programs may start while those of the one before still run.
 
 Every kernel lets the next one start, most of them at once, and every program of it, on every path, waits for the one
-before to end before it reads anything that a kernel of a step wrote, and before it writes. Since each waits for the one
-before it, what is read after the wait is the work of all earlier ones; and memory that was freed and given to a later
-kernel is written only when all that read it are done. Where the device or Triton's interpreter cannot do this, kernels
-follow one another as usual.
+before to end before it reads what kernels of its pass wrote, and before it writes. Since each waits for the one before
+it, what is read after the wait is the work of all earlier ones; and memory that was freed and given to a later kernel
+is written only when all that read it are done. Where the device or Triton's interpreter cannot do this, kernels follow
+one another as usual.
+
+Before it waits, a program may read weights and what was there when its pass began: a pass begins with torch's look-up
+of embeddings, which waits for all before it and lets nothing start before it has ended. And after a kernel that waits
+first and lets the next one start then, it may read what those before that kernel wrote: they have ended.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportOperatorIssue=false

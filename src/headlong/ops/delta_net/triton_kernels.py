@@ -11,7 +11,7 @@ but programs on the same head's columns may all write what its tokens bring, whi
 import triton
 import triton.language as tl
 
-from headlong.ops.triton_launch import follow
+from headlong.ops.triton_launch import let_next_start, wait
 
 
 @triton.jit
@@ -47,14 +47,22 @@ def _line(past, new, place, channel, mask, C, WIDTH, PAST):
 
 
 @triton.jit
-def _convolved(past, new, conv, t, channel, mask, C, WIDTH, TAPS: tl.constexpr):
+def _taps(conv, channel, mask, C, TAPS: tl.constexpr):
+    """The convolution's weights of some channels, by tap."""
+    weights = ()
+    for tap in tl.static_range(TAPS):
+        weights += (tl.load(conv + tap * C + channel, mask=mask, other=0.0).to(tl.float32),)
+    return weights
+
+
+@triton.jit
+def _convolved(past, new, weights, t, channel, mask, C, WIDTH, TAPS: tl.constexpr):
     """Channels of a row's token t."""
     total = tl.zeros(channel.shape, tl.float32)
     place = t + tl.zeros(channel.shape, tl.int64)
     for tap in tl.static_range(TAPS):
         x = _line(past, new, place + tap, channel, mask, C, WIDTH, TAPS - 1)
-        weight = tl.load(conv + tap * C + channel, mask=mask, other=0.0).to(tl.float32)
-        total = tl.fma(x, weight, total)
+        total = tl.fma(x, weights[tap], total)
     return _silu(total)
 
 
@@ -81,23 +89,37 @@ def _unit(x, eps, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _bring_tokens(
-    past, new, conv, rate, dt_bias, inputs, begin, end, head, e, in_e,
-    QK_EPS: tl.constexpr, KEY_HEADS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+def _head_weights(
+    conv, rate, dt_bias, head, e, in_e,
+    KEY_HEADS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     TAPS: tl.constexpr, TILED: tl.constexpr, POW_D: tl.constexpr,
+):  # fmt: skip
+    """Channels of a value head's q, k and v, their weights, and those of its gates."""
+    C: tl.constexpr = 2 * KEY_HEADS * D + H * E
+    key_head = head % KEY_HEADS if TILED else head // (H // KEY_HEADS)
+    d = tl.arange(0, POW_D)
+    q_at, k_at, v_at = key_head * D + d, (KEY_HEADS + key_head) * D + d, 2 * KEY_HEADS * D + head * E + e
+    q_taps, k_taps = _taps(conv, q_at, d < D, C, TAPS), _taps(conv, k_at, d < D, C, TAPS)
+    a_bias, a_rate = tl.load(dt_bias + head).to(tl.float32), tl.load(rate + head).to(tl.float32)
+    return q_at, k_at, v_at, q_taps, k_taps, _taps(conv, v_at, in_e, C, TAPS), a_bias, a_rate
+
+
+@triton.jit
+def _bring_tokens(
+    past, new, weights, inputs, begin, end, head, e, in_e,
+    QK_EPS: tl.constexpr, KEY_HEADS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    TAPS: tl.constexpr, POW_D: tl.constexpr,
 ):  # fmt: skip
     """Of a row's tokens from begin to end, for a value head: k, v, decay, β as drafts are kept, then q."""
     C: tl.constexpr = 2 * KEY_HEADS * D + H * E
     WIDTH: tl.constexpr = C + H * E + 2 * H
-    key_head = head % KEY_HEADS if TILED else head // (H // KEY_HEADS)
     d = tl.arange(0, POW_D)
     in_d = d < D
-    q_at, k_at, v_at = key_head * D + d, (KEY_HEADS + key_head) * D + d, 2 * KEY_HEADS * D + head * E + e
-    a_bias, a_rate = tl.load(dt_bias + head).to(tl.float32), tl.load(rate + head).to(tl.float32)
+    q_at, k_at, v_at, q_taps, k_taps, v_taps, a_bias, a_rate = weights
     for t in range(begin, end):
-        q = _convolved(past, new, conv, t, q_at, in_d, C, WIDTH, TAPS)
-        k = _convolved(past, new, conv, t, k_at, in_d, C, WIDTH, TAPS)
-        v = _convolved(past, new, conv, t, v_at, in_e, C, WIDTH, TAPS)
+        q = _convolved(past, new, q_taps, t, q_at, in_d, C, WIDTH, TAPS)
+        k = _convolved(past, new, k_taps, t, k_at, in_d, C, WIDTH, TAPS)
+        v = _convolved(past, new, v_taps, t, v_at, in_e, C, WIDTH, TAPS)
         gates = new + t * WIDTH + C + H * E + head
         beta = 1.0 / (1.0 + tl.exp(-tl.load(gates)))
         decay = tl.exp(a_rate * _softplus(tl.load(gates + H) + a_bias))
@@ -116,16 +138,18 @@ def bring(
     TAPS: tl.constexpr, WINDOW: tl.constexpr, TILED: tl.constexpr, POW_D: tl.constexpr, POW_E: tl.constexpr,
 ):  # fmt: skip
     """What a token brings for a value head."""
-    follow()
+    let_next_start()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     C: tl.constexpr = 2 * KEY_HEADS * D + H * E
     slot, _, _, replay, first = _row(table, tl.load(row_of + token))
     past, new = windows + (slot * WINDOW + replay) * C, projected + first * (C + H * E + 2 * H)
     e = tl.arange(0, POW_E)
+    weights = _head_weights(conv, rate, dt_bias, head, e, e < E, KEY_HEADS, H, D, E, TAPS, TILED, POW_D)
+    wait()
     _bring_tokens(
-        past, new, conv, rate, dt_bias, inputs + first * H * (2 * D + E + 2), token - first, token - first + 1,
-        head, e, e < E, QK_EPS, KEY_HEADS, H, D, E, TAPS, TILED, POW_D,
+        past, new, weights, inputs + first * H * (2 * D + E + 2), token - first, token - first + 1,
+        head, e, e < E, QK_EPS, KEY_HEADS, H, D, E, TAPS, POW_D,
     )  # fmt: skip
 
 
@@ -174,7 +198,6 @@ def delta_rule(
 ):  # fmt: skip
     """A row's tokens on a few columns of a value head's S. What they bring is found first, unless it was."""
     block, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    follow()
     C: tl.constexpr = 2 * KEY_HEADS * D + H * E
     WIDTH: tl.constexpr = C + H * E + 2 * H
     X: tl.constexpr = D + E + 2
@@ -184,14 +207,16 @@ def delta_rule(
     in_S = (d < D)[:, None] & in_e[None, :]
     S_at = memory + ((slot * H + head) * D + d[:, None]) * E + e[None, :]
     S = tl.load(S_at, mask=in_S, other=0.0)
+    wait()
+    let_next_start()
     inputs += first * H * (X + D)
     if BRINGS:
         past, new = windows + (slot * WINDOW + replay) * C, projected + first * WIDTH
         end = (certain + num_drafts).to(tl.int64)
+        weights = _head_weights(conv, rate, dt_bias, head, e, in_e, KEY_HEADS, H, D, E, TAPS, TILED, POW_D)
         _bring_tokens(
-            past, new, conv, rate, dt_bias, inputs, end * 0, end,
-            head, e, in_e, QK_EPS, KEY_HEADS, H, D, E, TAPS, TILED, POW_D,
-        )  # fmt: skip
+            past, new, weights, inputs, end * 0, end, head, e, in_e, QK_EPS, KEY_HEADS, H, D, E, TAPS, POW_D
+        )
         tl.debug_barrier()
     _run_tokens(
         S, S_at, in_S, drafts + (slot * MAX_DRAFTS * H + head) * X, inputs + head * (X + D),
@@ -244,19 +269,21 @@ def finish(
 ):  # fmt: skip
     """The gated norm of a token's value head; or what is kept of a row, now that nothing of before is read."""
     one, head = tl.program_id(0), tl.program_id(1)
-    follow()
+    let_next_start()
     e = tl.arange(0, POW_E)
     in_e = e < E
-    weight = tl.load(norm + e, mask=in_e, other=0.0).to(tl.float32)
     if one < num_tokens:
+        weight = tl.load(norm + e, mask=in_e, other=0.0).to(tl.float32)
         C: tl.constexpr = 2 * KEY_HEADS * D + H * E
         token = one.to(tl.int64)
         gate = tl.load(projected + token * (C + H * E + 2 * H) + C + head * E + e, mask=in_e, other=0.0)
+        wait()
         at = (token * H + head) * E + e
         normed = _normalised(tl.load(found + at, mask=in_e, other=0.0), eps)
         tl.store(out + at, normed * weight * _silu(gate), mask=in_e)
     else:
         row, part = (one - num_tokens) // PARTS, (one - num_tokens) % PARTS
+        wait()
         _keep(
             projected, windows, inputs, drafts, table, row, part, head, KEY_HEADS, H, D, E, TAPS,
             WINDOW, MAX_DRAFTS, PARTS, POW_X, POW_W, BLOCK_C,

@@ -1,4 +1,4 @@
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
 """The attention core's Triton kernels: prepare heads and write pages, attend by splits of the context, combine splits.
 
 A query's bits depend on its own past alone. Splits and the blocks inside them lie at fixed absolute positions, tiles of
@@ -9,7 +9,7 @@ position. Integers that vary between launches are not specialized on, so that on
 import triton
 import triton.language as tl
 
-from headlong.ops.triton_launch import follow
+from headlong.ops.triton_launch import let_next_start, wait
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 FIELDS = tl.constexpr(6)
@@ -25,29 +25,34 @@ def prepare_kernel(
     PAGE_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, GATED: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
     """One head of one token: a query is left in `queries`, a key in its page, and with it the value."""
-    follow()
+    let_next_start()
     token, head = tl.program_id(0).to(tl.int64), first_head + tl.program_id(1)
     d = tl.arange(0, BLOCK_D)
     inside, half = d < HEAD_DIM, rotary_dim // 2
     partner = tl.where(d < half, d + half, tl.where(d < rotary_dim, d - half, d))
+    cos = tl.load(cos_ND + token * HEAD_DIM + d, mask=inside, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ND + token * HEAD_DIM + d, mask=inside, other=0.0).to(tl.float32)
+    position, row = tl.load(position_N + token), tl.load(row_N + token).to(tl.int64)
+    page = tl.load(pages_RP + row * most_pages + position // PAGE_SIZE).to(tl.int64)
+    if NORMED:
+        weight_ptr = norm_HD + head * HEAD_DIM
+        weight = tl.load(weight_ptr + d, mask=inside, other=0.0).to(tl.float32)
+        other_weight = tl.load(weight_ptr + partner, mask=inside, other=0.0).to(tl.float32)
+        eps = tl.load(norm_eps).to(tl.float32)
+    wait()
     x_ptr = projected + token * line + head * HEAD_DIM
     x = tl.load(x_ptr + d, mask=inside, other=0.0)
     other = tl.load(x_ptr + partner, mask=inside, other=0.0)
     if NORMED:
-        weight_ptr = norm_HD + head * HEAD_DIM
-        scale = tl.rsqrt(tl.sum(x * x, 0) + tl.load(norm_eps).to(tl.float32))
-        x = x * scale * tl.load(weight_ptr + d, mask=inside, other=0.0).to(tl.float32)
-        other = other * scale * tl.load(weight_ptr + partner, mask=inside, other=0.0).to(tl.float32)
-    cos = tl.load(cos_ND + token * HEAD_DIM + d, mask=inside, other=0.0).to(tl.float32)
-    sin = tl.load(sin_ND + token * HEAD_DIM + d, mask=inside, other=0.0).to(tl.float32)
+        scale = tl.rsqrt(tl.sum(x * x, 0) + eps)
+        x = x * scale * weight
+        other = other * scale * other_weight
     x = x * cos + other * sin
     if head < HEADS:
         place = (token * HEADS + head) * HEAD_DIM
         tl.store(queries + place + d, (x * query_scale).to(queries.dtype.element_ty), mask=inside)
     else:
-        kv, position = head - HEADS, tl.load(position_N + token)
-        row = tl.load(row_N + token).to(tl.int64)
-        page = tl.load(pages_RP + row * most_pages + position // PAGE_SIZE).to(tl.int64)
+        kv = head - HEADS
         place = ((page * KV_HEADS + kv) * PAGE_SIZE + position % PAGE_SIZE) * WIDTH
         v_ptr = projected + token * line + ((1 + GATED) * HEADS + KV_HEADS + kv) * HEAD_DIM
         v = tl.load(v_ptr + d, mask=inside, other=0.0)
@@ -95,7 +100,6 @@ def attend_kernel(
 
     Of each query: the largest score (times log2 e), the sum of the weights relative to it, and the weighted values.
     """
-    follow()
     tile, kv = tl.program_id(0), tl.program_id(1)
     split = num_splits - 1 - tl.program_id(2)  # the longest are started first
     row, index = place_of_tile(tile, table_R6, first_token, num_tokens, num_rows, ROWS, TOKENS)
@@ -107,6 +111,11 @@ def attend_kernel(
     offset = tl.load(entry + START) - first
     begin = split_start(split, FIRST_SPLIT, SPLITS_PER_SIZE)
     end = tl.minimum(split_start(split + 1, FIRST_SPLIT, SPLITS_PER_SIZE), high + offset)
+    pages = pages_RP + row.to(tl.int64) * most_pages
+    ahead = begin + tl.arange(0, BLOCK_P)
+    page = tl.load(pages + ahead // PAGE_SIZE, mask=ahead < end, other=0)
+    wait()
+    let_next_start()
     if (low >= high) | (begin >= end):
         return
 
@@ -118,9 +127,6 @@ def attend_kernel(
     q_MD = tl.load(
         queries + query_M[:, None] * HEAD_DIM + d[None, :], mask=asks_M[:, None] & inside[None, :], other=0.0
     )
-    pages = pages_RP + row.to(tl.int64) * most_pages
-    ahead = begin + tl.arange(0, BLOCK_P)
-    page = tl.load(pages + ahead // PAGE_SIZE, mask=ahead < end, other=0)
     top_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total_M = tl.zeros([BLOCK_M], tl.float32)
     sum_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -158,11 +164,15 @@ def combine_kernel(
     FIRST_SPLIT: tl.constexpr, SPLITS_PER_SIZE: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Part of one head of one token: its splits in blocks of BLOCK_S, added in order, and the gate."""
-    follow()
+    let_next_start()
     index, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = first_token + index
     d = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
     inside, position = d < HEAD_DIM, tl.load(position_N + token)
+    if GATED:
+        gate_ptr = projected + token * line + (HEADS + KV_HEADS + head) * HEAD_DIM
+        gate = tl.load(gate_ptr + d, mask=inside, other=0.0)
+    wait()
     parts = (index * HEADS + head) * num_splits
     top, total = float("-inf"), 0.0
     sum_D = tl.zeros([BLOCK_D], tl.float32)
@@ -180,6 +190,5 @@ def combine_kernel(
         top = new_top
     result = sum_D / total
     if GATED:
-        gate_ptr = projected + token * line + (HEADS + KV_HEADS + head) * HEAD_DIM
-        result = result / (1.0 + tl.exp(-tl.load(gate_ptr + d, mask=inside, other=0.0)))
+        result = result / (1.0 + tl.exp(-gate))
     tl.store(out + (token * HEADS + head) * HEAD_DIM + d, result, mask=inside)
