@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from headlong.errors import CheckpointError
-from headlong.ops.linear import triton_kernels, triton_pieces, triton_widths
+from headlong.ops.linear import triton_matrix, triton_pieces, triton_widths
 from headlong.ops.linear.triton import TritonLinear, kind_of
-from headlong.ops.linear.triton_kernels import BYTE_PROGRAMS, PROGRAMS, Kind, plan_shape
+from headlong.ops.linear.triton_matrix import BYTE_PROGRAMS, PROGRAMS, Kind, plan_shape
 from headlong.ops.linear.triton_widths import SURE, WIDTHS, product, width_for
 from headlong.ops.registry import Ops
 from headlong.ops.silu_mul.triton import silu_mul
@@ -107,9 +107,21 @@ def weight_of(kind: str, shape: tuple[int, int]) -> Weight:
 
 
 @cache
-def linear(kind: str, shape: tuple[int, int]) -> TritonLinear:
+def linear(kind: str, shape: tuple[int, int], *, cut: bool = False) -> TritonLinear:
+    """`cut`: in pieces."""
     assert TritonLinear.supports(weight_of(kind, shape)) is None
-    return TritonLinear([weight_of(kind, shape)])
+    made = TritonLinear([weight_of(kind, shape)])
+    return in_pieces(made) if cut and made.matrices[0].is_whole else made
+
+
+def in_pieces(multiply: TritonLinear) -> TritonLinear:
+    """The same, cut inside its tiles as those of more columns are."""
+    for matrix in multiply.matrices:
+        assert matrix.is_whole and matrix.num_steps > 1
+        matrix.__dict__["plan"] = matrix.plan._replace(steps_each=matrix.num_steps - 1)
+        del matrix.__dict__["num_pieces"]
+        assert matrix.num_pieces > 1
+    return multiply
 
 
 def dense(weight: Weight) -> Tensor:
@@ -122,11 +134,14 @@ def distance(found: Tensor, x: Tensor, weight: Tensor) -> float:
     return ((found - x @ weight.T).abs() / size).max().item()
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+WHOLE_OR_CUT = pytest.mark.parametrize("cut", [False, True], ids=["whole", "in pieces"])
+
+
+@pytest.mark.parametrize(("shape", "cut"), [(SHAPES[0], False), (SHAPES[1], False), (SHAPES[1], True)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_product(kind, shape):
+def test_the_product(kind, shape, cut):
     x = tokens(5, shape[1])
-    found = linear(kind, shape)(x)
+    found = linear(kind, shape, cut=cut)(x)
     assert found.shape == (5, shape[0]) and found.dtype == torch.float32
     assert distance(found, x, dense(weight_of(kind, shape))) < KINDS[kind][1]
 
@@ -148,10 +163,11 @@ def test_packed_weights_in_float32(kind):
     assert error < (3e-7 if kind != "bfloat16" or DEVICE == "cuda" else 2.0**-7)
 
 
+@WHOLE_OR_CUT
 @pytest.mark.parametrize("kind", KINDS)
-def test_bits_depend_on_nothing_beside(kind):
+def test_bits_depend_on_nothing_beside(kind, cut):
     """Not on the number of tokens, nor on a token's place among them; nor does poison leave its row."""
-    multiply, x = linear(kind, SHAPES[1]), tokens(7, SHAPES[1][1], seed=8)
+    multiply, x = linear(kind, SHAPES[1], cut=cut), tokens(7, SHAPES[1][1], seed=8)
     alone = torch.cat([multiply(token[None]) for token in x])
     for count in (2, 7):
         assert torch.equal(multiply(x[:count]), alone[:count])
@@ -162,10 +178,11 @@ def test_bits_depend_on_nothing_beside(kind):
     assert found[3].isnan().all() and torch.equal(found[[0, 1, 2, 4, 5, 6]], alone[[0, 1, 2, 4, 5, 6]])
 
 
+@WHOLE_OR_CUT
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "fp8_block"])
-def test_many_tokens(kind, monkeypatch):
+def test_many_tokens(kind, cut, monkeypatch):
     """More than a program takes, in one launch or several."""
-    multiply, x = linear(kind, SHAPES[1]), tokens(150, SHAPES[1][1])
+    multiply, x = linear(kind, SHAPES[1], cut=cut), tokens(150, SHAPES[1][1])
     alone = torch.cat([multiply(x[i : i + 1]) for i in (0, 63, 64, 149)])
     found = multiply(x)
     assert torch.equal(found[[0, 63, 64, 149]], alone)
@@ -233,24 +250,28 @@ def test_what_lies_beside_the_input_does_not_matter():
     assert torch.equal(multiply(x.bfloat16()), multiply(x)), "activations may come in the weights' dtype"
 
 
-def test_what_is_added():
-    shape = SHAPES[0]
+@WHOLE_OR_CUT
+def test_what_is_added(cut):
+    shape = SHAPES[1]
     bias, before = draw(shape[0], seed=2).to(DEVICE), draw(3, shape[0], seed=3).to(DEVICE)
     x, weight = tokens(3, shape[1]), weight_of("bfloat16", shape)
-    plain = linear("bfloat16", shape)(x)
+    plain = linear("bfloat16", shape, cut=cut)(x)
     biased = TritonLinear([weight], None, bias)
+    biased = in_pieces(biased) if cut else biased
     assert torch.equal(biased(x), plain + bias)
     assert torch.equal(biased(x, add_to=before), before + (plain + bias))
-    assert torch.equal(linear("bfloat16", shape)(x, before), before + plain)
+    assert torch.equal(linear("bfloat16", shape, cut=cut)(x, before), before + plain)
 
 
 @pytest.mark.parametrize("kinds", [["bfloat16"] * 2, ["int4_asym"] * 2, ["bfloat16", "fp8_block"]], ids=str)
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
-def test_gate_in_one_go(kinds, biased, monkeypatch):
+@WHOLE_OR_CUT
+def test_gate_in_one_go(kinds, biased, cut, monkeypatch):
     """The same bits as one after the other, also where gates and what they gate are of two kinds."""
     size = SHAPES[1][0]
     bias = draw(2 * size, seed=2).to(DEVICE) if biased else None
     multiply = TritonLinear([weight_of(kind, SHAPES[1]) for kind in kinds], None, bias)
+    multiply = in_pieces(multiply) if cut else multiply
     x = tokens(5, SHAPES[1][1])
     found = multiply.gated(x, torch.float16)
     assert torch.equal(found, silu_mul(multiply(x), torch.float16)) and found.shape == (5, size)
@@ -348,7 +369,7 @@ def test_what_it_does_not_know_is_left_to_others():
 def test_plans_share_the_work_evenly(shape, bits):
     """Every program but the last has as much to do, and one wave of them does all of it."""
     plan = plan_shape(*shape, bits=bits)
-    columns = plan.block_ins * triton_kernels.halves(bits)
+    columns = plan.block_ins * triton_matrix.halves(bits)
     assert all(size & (size - 1) == 0 for size in plan[:2]) and shape[1] % columns == 0
     steps = -(-shape[0] // plan.block_outs) * (shape[1] // columns)
     programs = -(-steps // plan.steps_each)

@@ -17,7 +17,7 @@ from torch import Tensor
 from headlong.errors import CheckpointError
 from headlong.ops.best.triton import best
 from headlong.ops.linear import triton_pieces
-from headlong.ops.linear.triton_kernels import COLUMNS, DTYPES, Kind, Matrix
+from headlong.ops.linear.triton_matrix import COLUMNS, DTYPES, Kind, Matrix
 from headlong.ops.linear.triton_unpack import E2M1, E4M3, FLOAT, INTEGER, NIBBLE
 from headlong.ops.linear.triton_widths import SURE, width_for
 from headlong.ops.silu_mul.triton import silu_mul
@@ -166,7 +166,7 @@ class TritonLinear:
         for part, x in self._launches(x_ND):
             residual = None if residual_NO is None else residual_NO[part]
             for matrix in self.matrices:
-                triton_pieces.add(matrix, _multiply(matrix, x), self.bias, residual, out_NO[part])
+                triton_pieces.add(matrix, x, width_for(len(x), matrix), self.bias, residual, out_NO[part])
         return out_NO
 
     def plus(self, x_ND: Tensor, to_ND: Tensor) -> Tensor:
@@ -180,7 +180,7 @@ class TritonLinear:
             return silu_mul(self(x_ND), dtype)
         out_NI = x_ND.new_empty((len(x_ND), self.out_features // 2), dtype=dtype)
         for part, x in self._launches(x_ND):
-            triton_pieces.gate(whole, _multiply(whole, x), self.bias, out_NI[part])
+            triton_pieces.gate(whole, x, width_for(len(x), whole), self.bias, out_NI[part])
         return out_NI
 
     def best(self, x_ND: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ class TritonLinear:
             return best(self(x_ND))
         found_N = x_ND.new_empty(len(x_ND), dtype=torch.long)
         for part, x in self._launches(x_ND):
-            triton_pieces.best(whole, _multiply(whole, x), self.bias, found_N[part])
+            triton_pieces.best(whole, x, width_for(len(x), whole), self.bias, found_N[part])
         return found_N
 
     def _launches(self, x_ND: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -215,10 +215,6 @@ class TritonLinear:
         linear.bias = None if self.bias is None else self.bias[outs_T]
         linear.out_features = len(outs_T)
         return linear
-
-
-def _multiply(matrix: Matrix, x_ND: Tensor) -> Tensor:
-    return matrix.multiply(x_ND, width_for(len(x_ND), matrix))
 
 
 def _shape(weight: Weight) -> tuple[int, int]:

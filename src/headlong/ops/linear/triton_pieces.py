@@ -1,5 +1,5 @@
-"""What becomes of the pieces of sums that `multiply` leaves: added one after the other, and with them whatever comes
-next, so that it costs no launch of its own: bias and residual, an MLP's gate, the best token.
+"""What becomes of sums, so that it costs no launch of its own: bias and residual, an MLP's gate, the best token. Where
+`multiply` leaves pieces of them, these are added first, one after the other.
 
 Which outputs a program takes does not change how their pieces are added.
 """
@@ -14,7 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from headlong.ops.best.triton import best_of_parts, first_best
-from headlong.ops.linear.triton_kernels import Matrix
+from headlong.ops.linear.triton_kernels import put
+from headlong.ops.linear.triton_matrix import Matrix
 from headlong.ops.silu_mul.triton import gated
 from headlong.ops.triton_launch import OPTIONS, follow
 
@@ -45,7 +46,6 @@ def add_pieces(
     num_tokens, num_outs, num_steps, steps_each,
     B: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Plus the bias, then what it is added to; `columns` says where outputs go, if not one beside the other."""
     follow()
     outs = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     token = tl.program_id(1)
@@ -53,14 +53,7 @@ def add_pieces(
     total = sum_pieces(
         pieces, outs, inside, token, num_tokens, num_outs, num_steps, steps_each, B, PIECES, WIDTH
     )
-    if columns is not None:
-        outs = tl.load(columns + outs, mask=inside, other=0.0)
-    if bias is not None:
-        total += tl.load(bias + outs, mask=inside, other=0.0).to(tl.float32)
-    at = token.to(tl.int64) * num_columns + outs
-    if residual is not None:
-        total += tl.load(residual + at, mask=inside, other=0.0)
-    tl.store(out + at, total, mask=inside)
+    put(total, outs, token, inside, inside, bias, residual, columns, out, num_columns)
 
 
 @triton.jit(do_not_specialize=_CUT)
@@ -110,24 +103,33 @@ def best_of_pieces(
 
 
 def add(
-    matrix: Matrix, pieces_PNO: Tensor, bias: Tensor | None, residual_NO: Tensor | None, out_NO: Tensor
+    matrix: Matrix, x_ND: Tensor, width: int, bias: Tensor | None, residual_NO: Tensor | None, out_NO: Tensor
 ) -> None:
-    """Into those columns of `out_NO` that are the matrix's."""
+    """The product, the bias and the residual, into those columns of `out_NO` that are the matrix's."""
+    if matrix.is_whole:
+        matrix.put(x_ND, width, bias, residual_NO, out_NO)
+        return
+    pieces_PNO = matrix.multiply(x_ND, width)
     add_pieces[triton.cdiv(matrix.outs, WIDTH), len(out_NO)](
         pieces_PNO, bias, residual_NO, matrix.columns_O, out_NO, out_NO.shape[1],
         **_cut(matrix, pieces_PNO), WIDTH=WIDTH, **OPTIONS,
     )  # fmt: skip
 
 
-def gate(matrix: Matrix, pieces_PNO: Tensor, bias: Tensor | None, out_NI: Tensor) -> None:
+def gate(matrix: Matrix, x_ND: Tensor, width: int, bias: Tensor | None, out_NI: Tensor) -> None:
     """silu(first half of the outputs) · second half."""
+    if matrix.is_whole:
+        matrix.put_gated(x_ND, width, bias, out_NI)
+        return
+    pieces_PNO = matrix.multiply(x_ND, width)
     gate_pieces[triton.cdiv(out_NI.shape[1], WIDTH), len(out_NI)](
         pieces_PNO, bias, out_NI, **_cut(matrix, pieces_PNO), WIDTH=WIDTH, **OPTIONS
     )
 
 
-def best(matrix: Matrix, pieces_PNO: Tensor, bias: Tensor | None, found_N: Tensor) -> None:
+def best(matrix: Matrix, x_ND: Tensor, width: int, bias: Tensor | None, found_N: Tensor) -> None:
     """Which output is the largest, for each token; of equal ones the first, and what is no number wins."""
+    pieces_PNO = matrix.multiply(x_ND, width)
     num_tokens, parts = pieces_PNO.shape[1], triton.cdiv(matrix.outs, COMPARED)
     tops_NP = pieces_PNO.new_empty(num_tokens, parts)
     indices_NP = pieces_PNO.new_empty(num_tokens, parts, dtype=torch.int32)

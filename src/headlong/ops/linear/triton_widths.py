@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from headlong.ops.linear.triton_kernels import COLUMNS, Kind, Matrix
+from headlong.ops.linear.triton_matrix import COLUMNS, Kind, Matrix
 from headlong.ops.linear.triton_pieces import add
 from headlong.ops.linear.triton_unpack import FLOAT, INTERPRETED
 
@@ -74,5 +74,5 @@ def some_matrix(kind: Kind, dtype: torch.dtype, generator: torch.Generator) -> M
 
 def product(matrix: Matrix, x_ND: Tensor, width: int) -> Tensor:
     out_NO = x_ND.new_empty((len(x_ND), matrix.outs), dtype=torch.float32)
-    add(matrix, matrix.multiply(x_ND, width), None, None, out_NO)
+    add(matrix, x_ND, width, None, None, out_NO)
     return out_NO

@@ -15,7 +15,7 @@ import triton
 from torch import Tensor
 
 from headlong.ops.linear.triton import WORKSPACE, TritonLinear
-from headlong.ops.linear.triton_kernels import DTYPES, Kind, Matrix, columns_at_once, halves
+from headlong.ops.linear.triton_matrix import DTYPES, Kind, Matrix, columns_at_once, halves
 from headlong.ops.moe import triton_kernels as kernels
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
 from headlong.ops.triton_launch import OPTIONS

@@ -1,0 +1,195 @@
+"""A weight as the GPU's kernels read it, and how it is cut: by its shape alone."""
+
+# pyright: reportCallIssue=false, reportArgumentType=false
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headlong.ops.linear.triton_kernels import multiply
+from headlong.ops.triton_launch import OPTIONS
+
+PROGRAMS = 264
+"""That a matrix is shared by: two for each multiprocessor of the GPUs this is made for."""
+BYTE_PROGRAMS = 660
+"""That one of 8 bits is shared by: it is unpacked, and more programs hide more of that."""
+BYTE_REGISTERS = 96
+"""Of a thread of those, so that five programs fit on a multiprocessor."""
+LEAST_STEPS = 4
+"""Of a program: less would not fill its pipeline."""
+WHOLE_STEPS = 8
+"""Of a tile, up to which a program takes all: a launch that adds pieces would cost more than it saves."""
+EVEN_TILES = 8
+"""Of a program; one more or less does not matter then."""
+COLUMNS = 64
+"""That are multiplied at once; twice as many of 16 bits, half as many of float32."""
+STAGES_MEMORY = 112 << 10
+"""Bytes of a multiprocessor's own memory that a program's steps under way may take, so that two programs fit."""
+DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+class Plan(NamedTuple):
+    """How a matrix is cut, by its shape alone."""
+
+    block_outs: int
+    block_ins: int
+    steps_each: int
+    """Steps of `block_ins` columns (twice as many if two share a word) that a program takes."""
+    num_warps: int
+    num_stages: int
+    """Steps that are under way at once, at most."""
+    registers: int | None
+    """Of a thread, at most, where few tokens are multiplied at once, so that as many programs as there are fit on the
+    multiprocessors."""
+    late: bool
+    """Whether the next kernel is let start only when all is multiplied: its programs would take the place of ours."""
+
+
+def halves(bits: int) -> int:
+    """Codes to a word, each for one half of a step's columns."""
+    return 2 if bits <= 8 else 1
+
+
+def columns_at_once(bits: int) -> int:
+    return {32: COLUMNS // 2, 16: 2 * COLUMNS}.get(bits, COLUMNS)
+
+
+def plan_shape(outs: int, ins: int, *, bits: int = 16) -> Plan:
+    """How to cut a matrix whose weights have so many bits, so that every multiprocessor has as much to do."""
+    columns = columns_at_once(bits)
+    steps = triton.cdiv(ins, columns * halves(bits))
+    if bits in (8, 16):
+        programs, num_stages = (BYTE_PROGRAMS, 3) if bits == 8 else (PROGRAMS, 4)
+        each = max(triton.cdiv(triton.cdiv(outs, 64) * steps, programs), LEAST_STEPS // 2)
+        each = _share(each, steps)
+        return Plan(64, columns, each, 4, num_stages, BYTE_REGISTERS if bits == 8 else None, bits == 8)
+    block = 128 if triton.cdiv(outs, 128) * steps >= 2 * LEAST_STEPS * PROGRAMS else 64
+    each = _share(max(triton.cdiv(triton.cdiv(outs, block) * steps, PROGRAMS), LEAST_STEPS), steps)
+    num_stages = 3 if bits > 16 else 4
+    if block == 128:
+        return Plan(block, columns, each, 8, num_stages, 128, False)
+    return Plan(block, columns, each, 4, num_stages, None, False)
+
+
+def _share(each: int, steps: int) -> int:
+    """Steps of a program: whole tiles where these are short and programs stay as even."""
+    short = steps <= WHOLE_STEPS and not max(steps, LEAST_STEPS) < each < EVEN_TILES * steps
+    return triton.cdiv(each, steps) * steps if short else each
+
+
+class Kind(NamedTuple):
+    """What decides how weights lie in memory: those of one kind lie in one matrix."""
+
+    code: int
+    stored: torch.dtype
+    bits: int
+    group: int = 0
+    """Columns that share a scale; 0 if none do."""
+    rows: int = 1
+    """Outputs that share a scale, if they lie together."""
+    zero: int = 0
+    """The code of 0."""
+    has_offsets: bool = False
+    row_scaled: bool = False
+    """Whether each row has a scale of its own, beside those of groups."""
+
+    def padded(self, ins: int) -> int:
+        """Columns of all steps."""
+        columns = columns_at_once(self.bits) * halves(self.bits)
+        return triton.cdiv(ins, columns) * columns
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """Weights of one kind, as the kernels read them."""
+
+    kind: Kind
+    dtype: torch.dtype
+    """What is multiplied in."""
+    ins: int
+    codes_OC: Tensor
+    scales_GO: Tensor | None
+    offsets_GO: Tensor | None
+    row_scales_O: Tensor | None
+    columns_O: Tensor | None
+    """Where outputs go, if not one beside the other from the first on."""
+
+    @property
+    def outs(self) -> int:
+        return self.codes_OC.shape[0]
+
+    @cached_property
+    def plan(self) -> Plan:
+        return plan_shape(self.outs, self.ins, bits=self.kind.bits)
+
+    @property
+    def num_steps(self) -> int:
+        """Of a tile."""
+        return self.kind.padded(self.ins) // (self.plan.block_ins * halves(self.kind.bits))
+
+    @cached_property
+    def num_pieces(self) -> int:
+        """Of one sum, at most."""
+        steps, each = self.num_steps, self.plan.steps_each
+        tiles = range(triton.cdiv(self.outs, self.plan.block_outs))
+        return max((tile * steps + steps - 1) // each - tile * steps // each + 1 for tile in tiles)
+
+    @property
+    def all_steps(self) -> int:
+        return triton.cdiv(self.outs, self.plan.block_outs) * self.num_steps
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no sum is cut into pieces."""
+        return self.num_pieces == 1
+
+    def multiply(self, x_ND: Tensor, width: int) -> Tensor:
+        """The pieces of all sums, [pieces, N, outs]; `width` tokens are multiplied at once."""
+        pieces = x_ND.new_empty((self.num_pieces, len(x_ND), self.outs), dtype=torch.float32)
+        self._launch(x_ND, width, pieces, num_columns=self.outs)
+        return pieces
+
+    def put(
+        self, x_ND: Tensor, width: int, bias: Tensor | None, residual_NO: Tensor | None, out_NO: Tensor
+    ) -> None:
+        """Whole sums into those columns of `out_NO` that are the matrix's."""
+        self._launch(
+            x_ND, width, out_NO, bias, residual_NO, self.columns_O, num_columns=out_NO.shape[1], whole=True
+        )
+
+    def put_gated(self, x_ND: Tensor, width: int, bias: Tensor | None, out_NI: Tensor) -> None:
+        """silu(first half of the outputs) · second half."""
+        self._launch(x_ND, width, out_NI, bias, num_columns=out_NI.shape[1], whole=True, parts=2)
+
+    def _launch(
+        self, x_ND: Tensor, width: int, out: Tensor, bias: Tensor | None = None, residual_NO: Tensor | None = None,
+        columns_O: Tensor | None = None, *, num_columns: int, whole: bool = False, parts: int = 1,
+    ) -> None:  # fmt: skip
+        num_tokens, plan, kind = len(x_ND), self.plan, self.kind
+        multiply[triton.cdiv(num_tokens, width), triton.cdiv(self.all_steps, plan.steps_each)](
+            x_ND, self.codes_OC, self.scales_GO, self.offsets_GO, self.row_scales_O, out, bias, residual_NO, columns_O,
+            num_tokens, self.outs, self.ins, self.codes_OC.stride(0),
+            0 if self.scales_GO is None else self.scales_GO.shape[1], self.num_steps, plan.steps_each,
+            self.all_steps, num_columns,
+            DTYPE=DTYPES[self.dtype], CODE=kind.code, ZERO=kind.zero, HALVES=halves(kind.bits),
+            GROUP=kind.group, ROWS=kind.rows, EVEN=kind.padded(self.ins) == self.ins, LATE=plan.late,
+            WHOLE=whole, PARTS=parts, B=plan.block_outs, C=plan.block_ins, M=width,
+            num_warps=plan.num_warps * (2 if width > 128 else 1), num_stages=self._num_stages(width),
+            maxnreg=self._registers(width), **OPTIONS,
+        )  # fmt: skip
+
+    def _registers(self, width: int) -> int | None:
+        """More tokens need more of them, above all for few threads."""
+        return self.plan.registers if width <= 8 * self.plan.num_warps else None
+
+    def _num_stages(self, width: int) -> int:
+        """The plan's, or as many as there is room for where many tokens are multiplied at once."""
+        plan = self.plan
+        codes = plan.block_outs * plan.block_ins * self.codes_OC.element_size()
+        inputs = width * plan.block_ins * halves(self.kind.bits) * self.dtype.itemsize
+        return max(min(plan.num_stages, STAGES_MEMORY // (codes + inputs)), 2)
