@@ -2,8 +2,9 @@
  *
  * Every output is summed up in one order whatever else is computed beside it, so its bits depend on its own row of x
  * and its own row of W alone, not on the number of rows or threads. Activations and sums are float; only where weights
- * are bfloat16 and may meet bfloat16 are activations rounded to it, and where the CPU multiplies bytes, codes meet
- * activations as whole numbers with as many bits as a float has (matmul_digits.h).
+ * are bfloat16 and may meet bfloat16 are activations rounded to it, which some CPUs multiply by tiles (matmul_tiles.h),
+ * and where the CPU multiplies bytes, codes meet activations as whole numbers with as many bits as a float has
+ * (matmul_digits.h).
  */
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("no-associative-math")
@@ -26,6 +27,7 @@ enum {
     FEW_ROWS = 12,   /* for which weights are rather decoded twice than written down */
     DEPTH = 512,     /* weights of an output that all rows meet before the next ones are read; even */
     SHARED_ROWS = 8, /* fewer rows are rounded by one thread */
+    TILE_STEP = 32,  /* weights of an output that meet at a time where tiles do */
 };
 
 typedef struct Piece Piece;
@@ -48,6 +50,7 @@ typedef struct {
     int64_t (*bytes)(const Matrix *w); /* that a row's pieces take */
 } Digits;
 static const Digits *digits; /* null where bytes are not multiplied */
+static Work tiles;           /* of rounded rows, where bfloat16 is multiplied by tiles */
 
 #define VERSION(name) name##_plain
 #include "matmul_kernels.h"
@@ -60,6 +63,10 @@ static const Version *version = &version_plain;
 #define VERSION(name) name##_bf16
 #include "matmul_kernels.h"
 #undef VERSION
+#if defined(__linux__) && __GNUC__ > 10
+#define TILES
+#include "matmul_tiles.h"
+#endif
 #pragma GCC pop_options
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")
@@ -89,6 +96,9 @@ __attribute__((constructor)) static void choose(void) {
     else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
         version = &version_avx2;
     if (wide && __builtin_cpu_supports("avx512vnni")) digits = &digits_vnni;
+#if defined(TILES)
+    if (version->round_rows && __builtin_cpu_supports("amx-bf16") && tiles_are_granted()) tiles = tile_blocks;
+#endif
 }
 #endif
 
@@ -98,6 +108,7 @@ void multiply(const Matrix *w, const float *x, int64_t rows, float *y, int64_t s
     if (w->type == BF16_ROUNDED && version->round_rows) {
         product.pairs = (uint32_t *)workspace(PAIRS, (rows * w->size + 1) / 2);
         share(version->round_rows, &product, rows, SHARED_ROWS, threads);
+        if (tiles && w->size % TILE_STEP == 0) blocks = tiles;
     } else if (w->type >= I8 && digits) {
         product.pieces = (Piece *)workspace(PIECES, rows * digits->bytes(w) / 4);
         share(digits->split_rows, &product, rows, SHARED_ROWS, threads);
