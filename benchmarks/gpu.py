@@ -49,6 +49,8 @@ READ_WHOLE, READ_AT_LEAST = 1024, 16
 """Tokens of prompts that are read from end to end, and of longer ones what is read in any case."""
 
 
+WARM_RUNS = 4
+"""In which the engine compiles and records the depths it tries; as many count."""
 IN_A_ROW = 4
 """Calls that are timed together: the device then waits for the host at none but the first."""
 
@@ -105,8 +107,8 @@ def embedded_speeds() -> dict[str, float]:
         for way, depth in (("plain", 0), ("auto", None)):
             asked = SamplingParams(max_tokens=512, ignore_eos=True, draft_tokens=depth)
             (request,) = llm.service.requests(llm.service.encode_chat(chat), asked, way)
-            found = [decoding_speed(llm.engine, request) for _ in range(5)]
-            speeds[f"embedded_{name}_{way}_tokens_per_second"] = round(statistics.median(found[1:]), 1)
+            found = [decoding_speed(llm.engine, request) for _ in range(2 * WARM_RUNS)]
+            speeds[f"embedded_{name}_{way}_tokens_per_second"] = round(statistics.median(found[WARM_RUNS:]), 1)
     return speeds
 
 
