@@ -173,6 +173,23 @@ def test_probes_lose_little(name, rows):
         assert run.speed(first, first + 200) > 0.965 * plain
 
 
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_probes_that_were_long_in_vain_become_rare(name, rows):
+    """But are not given up: of a text that changes after all, the engine knows a while later."""
+    machine, good = MACHINES[name], alike(rows, 0.95)(0)
+    nothing, waits = {row: [0.0] * MAX_DEPTH for row in good}, []
+    plain = machine.speed(list(nothing.values()), 0)
+    for seed in range(5):
+        depths = AdaptiveDepths(MAX_DEPTH, profile_of(machine))
+        run = simulate(depths, machine, lambda step: nothing if step < 2000 else good, 2400, seed=seed)
+        assert run.speed(800, 2000) > 0.994 * plain
+        drafting = [step for step, chosen in enumerate(run.depths[2000:]) if max(chosen.values()) > 1]
+        waits.append(drafting[0] if drafting else 400)
+    if machine.best_fixed(list(good.values()))[1] > 1.05 * machine.speed(list(good.values()), 0):
+        assert median(waits) < 150 and max(waits) < 250
+
+
 def test_rows_of_one_batch_get_depths_of_their_own():
     """Where every token in the target's pass is dear and drafting is cheap."""
     machine = Machine(plain=4e-3, verify=0.8e-3, draft=0.1e-3, draft_row=0.02e-3)

@@ -116,13 +116,14 @@ class AdaptiveDepths:
         self._probing.begin()
         self._touring = False
         resting, self._resting = self._resting, 0
+        sampled = any([wish.sampled for wish in wishes.values()])
+        if sampled != self._sampled:
+            self._sampled, self._choice = sampled, None
+            self.costs, self._other_costs = self._other_costs, self.costs
+            self._probing.costs_changed()
         if (chosen := self._standing(wishes)) is not None:
             self._resting = resting + 1
             return dict(zip(wishes, chosen.depths, strict=True))
-        sampled = any(wish.sampled for wish in wishes.values())
-        if sampled != self._sampled:
-            self._sampled = sampled
-            self.costs, self._other_costs = self._other_costs, self.costs
         self._gating = (
             len(wishes) <= self._gated_rows and self.costs.verify.at(len(wishes), 0) >= WORTH_ASKING
         )

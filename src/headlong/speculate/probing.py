@@ -7,13 +7,17 @@ from headlong.speculate.acceptance import HOPE
 from headlong.speculate.costs import Costs
 from headlong.speculate.utility import Candidate, Step, best, expect
 
-SHARE = 0.0125
-"""Of all time, what may be lost to steps that are taken for what they teach."""
+SHARE, CALM_SHARE = 0.0125, 0.005
+"""Of all time, what may be lost to steps that are taken for what they teach: usually, and where they have long taught
+nothing new."""
+CALM = 320.0
+"""Plain steps' time that is long. A surprise alone does not end it, since luck is one now and then: what follows from
+it does."""
 SAVINGS, DEBT = 2.0, 2.0
 """Plain steps that can be saved up for probes, and lost in advance after a surprise."""
 UNLIKELY = 0.15
 """Chance of what counts as a surprise."""
-LOOK_EVERY, HOPELESS = 4, 32
+LOOK_EVERY, HOPELESS = 4, 64
 """Steps until rows that do not draft are looked for again: usually, and if drafting could not pay them at all."""
 ASIDE_EVERY = 32
 """Steps after which rows that draft try another depth for once."""
@@ -31,6 +35,8 @@ class Probing:
         """Looks in a row that found no row worth a probe."""
         self._credit = 0.0
         """What probes may lose."""
+        self._calm = 0.0
+        """Time since drafting was best."""
         self._price = 0.0
         """What the last step that was thought of for what it teaches would have lost: less than that buys none."""
         self._until_look, self._until_aside = 0, ASIDE_EVERY
@@ -52,6 +58,11 @@ class Probing:
     def others_came(self) -> None:
         self._price = 0.0
 
+    def costs_changed(self) -> None:
+        """What was found not to be worth a look may be with these."""
+        self._price = 0.0
+        self._until_look = min(self._until_look, LOOK_EVERY)
+
     def is_due(self, chosen: Step) -> bool:
         """Whether `other` is to be asked in this step."""
         if self.surprised or (self._until_aside <= 1 and any(chosen.depths)):
@@ -61,7 +72,9 @@ class Probing:
     def pass_over(self, chosen: Step) -> None:
         """A step for which it is not asked."""
         self._until_look -= 1
-        self._until_aside -= any(chosen.depths)
+        if any(chosen.depths):
+            self._until_aside -= 1
+            self._calm = 0.0
 
     def other(self, rows: Sequence[Candidate], chosen: Step, costs: Costs) -> tuple[int, ...] | None:
         """Other depths than the best, if something may be learned and enough was saved up for what it loses."""
@@ -95,7 +108,8 @@ class Probing:
 
     def book(self, time: float, step: float, tokens: int, plain: float) -> None:
         """`time` went by; the last step took `step` and gave so many tokens, and a plain one takes `plain`."""
-        self._credit += SHARE * time
+        self._calm += time
+        self._credit += (SHARE if self._calm < CALM * plain else CALM_SHARE) * time
         if self._rate_aside is not None:
             self._credit -= step - tokens / self._rate_aside
         self._credit = min(self._credit, SAVINGS * plain)
