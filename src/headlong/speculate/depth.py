@@ -116,7 +116,7 @@ class AdaptiveDepths:
         self._probing.begin()
         self._touring = False
         resting, self._resting = self._resting, 0
-        sampled = any([wish.sampled for wish in wishes.values()])
+        sampled = any(wish.sampled for wish in wishes.values())
         if sampled != self._sampled:
             self._sampled, self._choice = sampled, None
             self.costs, self._other_costs = self._other_costs, self.costs

@@ -132,6 +132,8 @@ class MtpProposer:
     def observe(
         self, plan: Plan, batch: Batch, context: Context, hidden_ND: Tensor, verdict: Verdict
     ) -> None:
+        if self._goes_on(plan, hidden_ND, verdict):
+            return
         now, later, flat = [], [], 0
         for number, row in enumerate(plan.rows):
             if row.request.draft_tokens:
@@ -163,9 +165,18 @@ class MtpProposer:
 
     def put_off(self, plan: Plan, hidden_ND: Tensor, verdict: Verdict) -> None:
         """A step of one token a row that the head did not read: the pairs of rows that may draft wait."""
+        if self._goes_on(plan, hidden_ND, verdict):
+            return
         later = [(number, number) for number, row in enumerate(plan.rows) if row.request.draft_tokens]
         if later and (full := self.waiting.add(later, plan, hidden_ND, verdict)):
             self.settle(full)
+
+    def _goes_on(self, plan: Plan, hidden_ND: Tensor, verdict: Verdict) -> bool:
+        """Whether the step was as the one before, all of whose pairs wait: so do those of this one then."""
+        full = None if plan.num_drafts else self.waiting.go_on(plan, hidden_ND, verdict)
+        if full:
+            self.settle(full)
+        return full is not None
 
     @torch.inference_mode()
     def settle(self, row_ids: Iterable[str]) -> None:

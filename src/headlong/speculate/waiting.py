@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headlong.speculate.priming import Pairs
 from headlong.state.state import RowState, State
-from headlong.types import Plan, Verdict
+from headlong.types import Plan, Request, Verdict
 
 MAX_WAITING = 64
 """Pairs that wait for each row; then they are to be written. Bounds the memory, and more at once would save nothing."""
@@ -26,10 +26,10 @@ ENOUGH = MAX_WAITING // 2
 class _Run:
     """Steps, one after the other, that had a pair for each of the same rows."""
 
-    row_ids: tuple[str, ...]
+    requests: list[Request]
     most: int
     """Steps after which one of its rows has as many pairs as may wait."""
-    tokens: list[tuple[int, ...]] = field(default_factory=list)
+    tokens: list[list[int]] = field(default_factory=list)
     hidden: list[Tensor] = field(default_factory=list)
     """[rows, D] for each step."""
 
@@ -72,15 +72,28 @@ class WaitingPairs:
         # A prompt's hidden states are not to be kept for the sake of few lines.
         if len(rows) < len(hidden_ND):
             hidden_ND = hidden_ND[torch.tensor([line for _, line in rows], device=hidden_ND.device)]
-        row_ids = tuple([plan.rows[number].request.id for number, _ in rows])
+        requests = [plan.rows[number].request for number, _ in rows]
         run = self._run
-        if run is None or run.row_ids != row_ids:
-            run = self._run = self._begin(row_ids, [plan.rows[number].start for number, _ in rows])
-        run.tokens.append(tuple([verdict.tokens[number][0] for number, _ in rows]))
+        if run is None or run.requests != requests:
+            run = self._run = self._begin(requests, [plan.rows[number].start for number, _ in rows])
+        return self._append(run, [verdict.tokens[number][0] for number, _ in rows], hidden_ND)
+
+    def go_on(self, plan: Plan, hidden_ND: Tensor, verdict: Verdict) -> list[str] | None:
+        """`add` for all rows of a step without drafts, if they are those of the last one and all decode; else None, and
+        nothing is changed. Most steps are such: little may be spent on them."""
+        run = self._run
+        if run is None or run.requests != [row.request for row in plan.rows]:
+            return None
+        if any(row.known_tokens for row in plan.rows):
+            return None
+        return self._append(run, [token for (token,) in verdict.tokens], hidden_ND)
+
+    def _append(self, run: _Run, tokens: list[int], hidden_ND: Tensor) -> list[str]:
+        run.tokens.append(tokens)
         run.hidden.append(hidden_ND)
         if len(run.tokens) < run.most:
             return []
-        return [row_id for row_id in row_ids if self._rows[row_id].num_unwritten >= ENOUGH]
+        return [each.id for each in run.requests if self._rows[each.id].num_unwritten >= ENOUGH]
 
     def holds(self, row_id: str) -> bool:
         """Whether a pair of the row is here, written or not."""
@@ -121,19 +134,19 @@ class WaitingPairs:
             assert row.num_unwritten < MAX_WAITING, f"{row_id}: too many wait"
             assert not row.held.unprimed, f"{row_id}: a pair before those that wait is missing"
             for run, line in row.spans:
-                assert run.row_ids[line] == row_id and len(run.tokens) == len(run.hidden)
+                assert run.requests[line].id == row_id and len(run.tokens) == len(run.hidden)
 
     def forget_the_gone(self) -> None:
         for row_id in list(self._rows):
             self._living(row_id)
 
-    def _begin(self, row_ids: tuple[str, ...], starts: list[int]) -> _Run:
+    def _begin(self, requests: list[Request], starts: list[int]) -> _Run:
         self.forget_the_gone()
-        run, most = _Run(row_ids, MAX_WAITING), 0
-        for line, (row_id, start) in enumerate(zip(row_ids, starts, strict=True)):
-            row = self._rows.get(row_id)
+        run, most = _Run(requests, MAX_WAITING), 0
+        for line, (request, start) in enumerate(zip(requests, starts, strict=True)):
+            row = self._rows.get(request.id)
             if row is None:
-                row = self._rows[row_id] = _Row(self._state.rows[row_id], start)
+                row = self._rows[request.id] = _Row(self._state.rows[request.id], start)
             most = max(most, row.num_unwritten)
             row.spans.append(_Span(run, line))
         run.most -= most
