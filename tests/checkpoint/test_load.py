@@ -167,6 +167,26 @@ def test_mapped_blocks_are_the_ones_that_are_read(tmp_path):
         map_tensor(last)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_mapped_floats_are_the_ones_that_are_read(tmp_path, dtype):
+    """Where they need no conversion and are not of an odd number of columns; others are read."""
+    tensors = {"model.even.weight": torch.randn(6, 4), "model.odd.weight": torch.randn(4, 3)}
+    checkpoint, names = open_with(
+        tmp_path, {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
+    )
+    file = names.sources["even.weight"].file
+    mapping = loader(checkpoint, names, dtype, mapped=True)
+    found = {name: mapping.matrix(name, *names.sources[name].shape) for name in ("even.weight", "odd.weight")}
+    for name, tensor in found.items():
+        assert torch.equal(tensor, loader(checkpoint, names, dtype).matrix(name, *tensor.shape))
+    before = {name: tensor.clone() for name, tensor in found.items()}
+    with file.open("r+b") as written:
+        written.seek(min(info.start for info in names.sources.values()))
+        written.write(bytes(sum(info.nbytes for info in names.sources.values())))
+    assert torch.equal(found["odd.weight"], before["odd.weight"])
+    assert torch.equal(found["even.weight"], before["even.weight"]) == (dtype is torch.float32)
+
+
 def test_verify_lists_everything_at_once(tmp_path):
     parts = split_experts(torch.randn(3, 4, 2), torch.randn(3, 2, 2))
     del parts["model.layers.0.mlp.experts.1.up_proj.weight"]

@@ -102,9 +102,9 @@ class WeightLoader:
     """Reads each tensor when it is asked for.
 
     `keep_stored` keeps floats that are narrower than `dtype` as they are on disk, to be widened when they are
-    multiplied. `repack` packs every matrix into that format, "none" unpacks them. `mapped` leaves packed tensors in
-    their file, for who lays them out anew anyway. `wanted` names what will be asked for, so that what is reported ends
-    at `nbytes`; by default everything.
+    multiplied. `repack` packs every matrix into that format, "none" unpacks them. `mapped` leaves matrices that need
+    no conversion in their file, for who lays them out anew anyway. `wanted` names what will be asked for, so that what
+    is reported ends at `nbytes`; by default everything.
     """
 
     def __init__(
@@ -174,9 +174,7 @@ class WeightLoader:
             weight = self._read_plain(name, infos["weight"], shape)
         else:
             format = self._detector.format(name, shape)
-            weight = self._packed(
-                name, {part: self._read_part(info) for part, info in infos.items()}, format, shape
-            )
+            weight = self._packed(name, self._read_parts(infos), format, shape)
         order = self._detector.row_order(name)
         if order is not None:
             order = order.to(self.device)
@@ -190,7 +188,7 @@ class WeightLoader:
             weights: list[Weight] = list(self._read_plain(name, infos["weight"], (count, *shape)))
         else:
             format = self._detector.format(name, (count, *shape))
-            parts = {part: self._read_part(info) for part, info in infos.items()}
+            parts = self._read_parts(infos)
             weights = [
                 self._packed(name, {part: tensor[i] for part, tensor in parts.items()}, format, shape)
                 for i in range(count)
@@ -213,16 +211,29 @@ class WeightLoader:
     def _read_plain(self, name: str, info: TensorInfo, shape: Shape) -> Tensor:
         if info.shape != shape:
             raise _fault(name, info, f"expected {list(shape)}, found {list(info.shape)}")
-        result = room_for(shape, self.dtype, self.device)
-        read_into(info, result, self._staging)
+        if self._maps(info) and info.stored_dtype == self.dtype:
+            result = map_tensor(info)
+        else:
+            result = room_for(shape, self.dtype, self.device)
+            read_into(info, result, self._staging)
         self._advance(info.nbytes)
         return result
 
-    def _read_part(self, info: TensorInfo) -> Tensor:
-        in_blocks = info.dtype in BLOCK_SIZES
-        tensor = map_tensor(info) if self._mapped and in_blocks else read_tensor(info, self.device)
-        self._advance(info.nbytes)
-        return tensor
+    def _read_parts(self, infos: dict[str, TensorInfo]) -> dict[str, Tensor]:
+        parts = {}
+        for part, info in infos.items():
+            # What goes with codes may be kept by who multiplies them.
+            mapped = self._maps(info) and (len(infos) == 1 or not info.is_float)
+            parts[part] = map_tensor(info) if mapped else read_tensor(info, self.device)
+            self._advance(info.nbytes)
+        return parts
+
+    def _maps(self, info: TensorInfo) -> bool:
+        """Blocks, and floats that native products take: those of an odd number of columns others would keep."""
+        if not self._mapped or info.dtype in BLOCK_SIZES:
+            return self._mapped
+        aligned = info.nbytes > 0 and info.start % info.stored_dtype.itemsize == 0
+        return aligned and info.dtype in ("F32", "F16", "BF16") and info.shape[-1] % 2 == 0
 
     def _packed(self, name: str, parts: dict[str, Tensor], format: Format, shape: Shape) -> PackedWeight:
         try:

@@ -12,13 +12,29 @@ typedef struct {
     uint8_t *to;
 } Rows;
 
-/* A constant unit makes its copy one instruction. */
+enum { SIDE = 16 };
+
+/* Sixteen rows at a time, whose units fill whole lines of the cache. A constant unit makes its copy one instruction. */
 static inline __attribute__((always_inline)) void place(const Rows *r, int64_t first, int64_t last, int64_t unit) {
-    for (int64_t row = first; row < last; row++) {
-        const int64_t out = r->outs[row], lane = out % WIDTH;
-        const uint8_t *from = r->from + row * r->units * unit;
-        uint8_t *to = r->to + (out / WIDTH * r->units * WIDTH + lane) * unit;
-        for (int64_t i = 0; i < r->units; i++) memcpy(to + i * WIDTH * unit, from + i * unit, unit);
+    const int64_t length = r->units * unit;
+    for (int64_t begin = first; begin < last; begin += SIDE) {
+        const int64_t count = last - begin < SIDE ? last - begin : SIDE;
+        const uint8_t *from = r->from + begin * length;
+        uint8_t *to[SIDE];
+        int together = count == SIDE;
+        for (int64_t row = 0; row < count; row++) {
+            const int64_t out = r->outs[begin + row];
+            to[row] = r->to + (out / WIDTH * r->units * WIDTH + out % WIDTH) * unit;
+            together = together && to[row] == to[0] + row * unit;
+        }
+        if (together)
+            for (int64_t i = 0; i < r->units; i++)
+                for (int64_t row = 0; row < SIDE; row++)
+                    memcpy(to[0] + (i * WIDTH + row) * unit, from + row * length + i * unit, unit);
+        else
+            for (int64_t i = 0; i < r->units; i++)
+                for (int64_t row = 0; row < count; row++)
+                    memcpy(to[row] + i * WIDTH * unit, from + row * length + i * unit, unit);
     }
 }
 

@@ -164,9 +164,10 @@ class Panels:
             lengths += count * [groups // kind.span]
             dtypes += count * [torch.float16]
         self._in_pairs = kind.type in (BF16, BF16_ROUNDED)
-        # Lanes past the last output are multiplied too, and must be numbers.
-        make = torch.empty if out_features % WIDTH == 0 else torch.zeros
-        self.tensors = [make(blocks, n, WIDTH, dtype=d) for n, d in zip(lengths, dtypes, strict=True)]
+        self.tensors = [torch.empty(blocks, n, WIDTH, dtype=d) for n, d in zip(lengths, dtypes, strict=True)]
+        if out_features % WIDTH:
+            for tensor in self.tensors:  # lanes past the last output are multiplied too, and must be numbers
+                tensor[-1].zero_()
         codes, *rest = (tensor.data_ptr() for tensor in self.tensors)
         factors, wholes = rest[:count] + [None] * (2 - count), rest[count:]
         wholes += [None] * (2 - len(wholes))
