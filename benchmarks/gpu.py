@@ -108,7 +108,9 @@ def embedded_speeds() -> dict[str, float]:
             asked = SamplingParams(max_tokens=512, ignore_eos=True, draft_tokens=depth)
             (request,) = llm.service.requests(llm.service.encode_chat(chat), asked, way)
             found = [decoding_speed(llm.engine, request) for _ in range(2 * WARM_RUNS)]
-            speeds[f"embedded_{name}_{way}_tokens_per_second"] = round(statistics.median(found[WARM_RUNS:]), 1)
+            speeds[f"embedded_{name}_{way}_tokens_per_second"] = round(
+                statistics.median(found[WARM_RUNS:]), 1
+            )
     return speeds
 
 
