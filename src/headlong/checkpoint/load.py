@@ -229,11 +229,13 @@ class WeightLoader:
         return parts
 
     def _maps(self, info: TensorInfo) -> bool:
-        """Blocks, and floats that native products take: those of an odd number of columns others would keep."""
+        """Blocks, and matrices of floats that native products take: those of an odd number of columns others would
+        keep."""
         if not self._mapped or info.dtype in BLOCK_SIZES:
             return self._mapped
         aligned = info.nbytes > 0 and info.start % info.stored_dtype.itemsize == 0
-        return aligned and info.dtype in ("F32", "F16", "BF16") and info.shape[-1] % 2 == 0
+        is_even = len(info.shape) > 1 and info.shape[-1] % 2 == 0
+        return aligned and is_even and info.dtype in ("F32", "F16", "BF16")
 
     def _packed(self, name: str, parts: dict[str, Tensor], format: Format, shape: Shape) -> PackedWeight:
         try:
