@@ -209,7 +209,8 @@ def test_widths_give_the_same_bits(kind):
     matrix, x = linear(kind, (1024, 4096)).matrices[0], tokens(300, 4096)
     sure = product(matrix, x.to(matrix.dtype), SURE)
     for width in WIDTHS:
-        assert width_for(width, matrix) == (width if matrix.kind.bits == 16 else min(width, 128))
+        least, most = {8: (8, 128), 16: (16, 256)}.get(matrix.kind.bits, (16, 128))
+        assert width_for(width, matrix) == min(max(width, least), most)
         assert torch.equal(product(matrix, x.to(matrix.dtype), width), sure)
 
 
@@ -218,11 +219,11 @@ def test_widths_differ_only_where_bits_do_not(agree, monkeypatch):
     tried = []
     monkeypatch.setattr(triton_widths, "_interpreted", lambda: False)
     monkeypatch.setattr(triton_widths, "_agrees", lambda *at: tried.append(at) or agree)
-    for kind, most in (("bfloat16", 256), ("fp8_block", 128)):
+    for kind, least, most in (("bfloat16", 16, 256), ("fp8_block", 8, 128), ("int4_asym", 16, 128)):
         matrix = linear(kind, SHAPES[0]).matrices[0]
-        found = [width_for(count, matrix) for count in (1, 16, 17, 64, 65, 129, 5000)]
-        assert found == ([16, 16, 64, 64, 128, most, most] if agree else [64] * 7)
-    assert {width for *_, width in tried} == {16, 128, 256}
+        found = [width_for(count, matrix) for count in (1, 8, 9, 16, 17, 64, 65, 129, 5000)]
+        assert found == ([least, least, 16, 16, 64, 64, 128, most, most] if agree else [64] * 9)
+    assert {width for *_, width in tried} == {8, 16, 128, 256}
 
 
 @pytest.mark.parametrize("kind", KINDS)

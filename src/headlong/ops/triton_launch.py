@@ -9,6 +9,9 @@ one another as usual.
 Before it waits, a program may read weights and what was there when its pass began: a pass begins with torch's look-up
 of embeddings, which waits for all before it and lets nothing start before it has ended. And after a kernel that waits
 first and lets the next one start then, it may read what those before that kernel wrote: they have ended.
+
+A product's weights need not wait, only its inputs. Its loop asks for what later steps need, and for the first ones'
+before it begins: waiting there by `waited`, on the inputs' way alone, the first weights are on theirs meanwhile.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportOperatorIssue=false
@@ -41,6 +44,20 @@ def wait():
     """For the kernel before."""
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def waited(step):
+    """0, as soon as the kernel before has ended. What lies at an address that this was added to is read after that; a
+    loop's other loads are not held up. It says nothing of what is read elsewhere: `wait` still has to come."""
+    if OVERLAPS:
+        # Called pure, so that a loop may run it ahead; that it takes the step keeps it in the loop.
+        zero = tl.inline_asm_elementwise(
+            "griddepcontrol.wait; and.b32 $0, $1, 0;", "=r,r", [step], dtype=tl.int32, is_pure=True, pack=1
+        )
+        return tl.multiple_of(zero, 64)
+    else:
+        return 0
 
 
 @triton.jit

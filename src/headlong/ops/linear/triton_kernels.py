@@ -18,7 +18,7 @@ import triton.language as tl
 
 from headlong.ops.linear.triton_unpack import INTERPRETED, decode
 from headlong.ops.silu_mul.triton import gated
-from headlong.ops.triton_launch import let_next_start, wait
+from headlong.ops.triton_launch import let_next_start, wait, waited
 
 
 @triton.jit
@@ -118,7 +118,6 @@ def multiply(
     pieces of sums, or, WHOLE, what becomes of them. Two PARTS are gates, then as many of what they are gates of."""
     if not LATE:
         let_next_start()
-    wait()
     tokens_M = tl.program_id(0) * M + tl.arange(0, M)
     there_M = tokens_M < num_tokens
     first = tl.program_id(1) * steps_each
@@ -143,9 +142,10 @@ def multiply(
                     codes_at + step * C, mask=(step * C + columns_C < num_ins)[None, :], other=0.0
                 )
             acc_BM = add_step(
-                acc_BM, x_CM_at, codes_BC, scales, offsets, outs_B, there_M, step, num_outs, num_ins, num_scaled,
-                DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, B, C, M,
+                acc_BM, x_CM_at + waited(step), codes_BC, scales, offsets, outs_B, there_M, step, num_outs, num_ins,
+                num_scaled, DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, B, C, M,
             )  # fmt: skip
+        wait()
         if LATE and tile == last_tile:
             let_next_start()
         if row_scales is not None:

@@ -14,7 +14,10 @@ from headlong.ops.linear.triton_pieces import add
 from headlong.ops.linear.triton_unpack import FLOAT, INTERPRETED
 
 log = logging.getLogger(__name__)
-WIDTHS = (16, 64, 128, 256)
+WIDTHS = (8, 16, 64, 128, 256)
+LEAST = 16
+BYTES_LEAST = 8
+"""Of weights of 8 bits. So few are multiplied by other instructions, which are slower for the others."""
 PACKED_MOST = 128
 """Of weights that are not 16 bits wide."""
 SURE = 64
@@ -28,7 +31,8 @@ WITHOUT_NAN = ~0x0101
 def width_for(num_tokens: int, matrix: Matrix) -> int:
     # Unpacking takes registers that so many sums would need.
     most = WIDTHS[-1] if matrix.kind.bits == 16 else PACKED_MOST
-    wanted = min(next((width for width in WIDTHS if width >= num_tokens), most), most)
+    least = BYTES_LEAST if matrix.kind.bits == 8 else LEAST
+    wanted = min(next((width for width in WIDTHS if width >= max(num_tokens, least)), most), most)
     if wanted == SURE or _interpreted():
         return SURE
     return wanted if _agrees(matrix.kind, matrix.dtype, matrix.codes_OC.device, wanted) else SURE

@@ -45,7 +45,7 @@ def plan_shape(kind: Kind, *, gated: bool) -> Plan:
     columns = columns_at_once(kind.bits)
     if kind.bits == 8 and gated:
         return Plan(32, columns, num_warps=2, num_stages=4)
-    return Plan(64, columns, num_warps=4, num_stages=3)
+    return Plan(64, columns, num_warps=4, num_stages=4 if kind.bits == 16 and gated else 3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,9 +85,10 @@ class Stack:
         return self.codes_EOC.shape[1] // self.parts
 
     def multiply(
-        self, x: Tensor, places: Tensor, pairs_P: Tensor, sharing: int, dtype: torch.dtype
-    ) -> Tensor:
-        """For each pair, in `dtype`; `sharing` pairs have one row of `x`."""
+        self, x: Tensor, places: Tensor, pairs_P: Tensor, sharing: int, dtype: torch.dtype, *, known: bool = False
+    ) -> Tensor:  # fmt: skip
+        """For each pair, in `dtype`; `sharing` pairs have one row of `x`. `known` says that what was launched last is
+        another such product of these places."""
         kind, plan, codes, scales = self.kind, self.plan, self.codes_EOC, self.scales_EGO
         out = x.new_empty((len(pairs_P), self.out_size), dtype=dtype)
         step = plan.block_ins * halves(kind.bits)
@@ -97,7 +98,7 @@ class Stack:
             0 if scales is None else scales.shape[2], triton.cdiv(self.ins, step),
             DTYPE=DTYPES[self.dtype], CODE=kind.code, ZERO=kind.zero, HALVES=halves(kind.bits),
             GROUP=kind.group, ROWS=kind.rows, EVEN=self.ins % step == 0, LATE=kind.bits == 8,
-            SHARING=sharing, PARTS=self.parts, B=plan.block_outs, C=plan.block_ins, M=PAIRS,
+            SHARING=sharing, PARTS=self.parts, KNOWN=known, B=plan.block_outs, C=plan.block_ins, M=PAIRS,
             num_warps=plan.num_warps, num_stages=plan.num_stages, **OPTIONS,
         )  # fmt: skip
         return out
@@ -157,7 +158,7 @@ class TritonExperts:
         """The shares of each token's experts, and what each pair's expert gives."""
         _, shares_NR, places, pairs_P = self.route(logits_NR)
         mid_PI = self.gate_up.multiply(x_ND, places, pairs_P, self.ranks, self.down.dtype)
-        return shares_NR, self.down.multiply(mid_PI, places, pairs_P, 1, torch.float32)
+        return shares_NR, self.down.multiply(mid_PI, places, pairs_P, 1, torch.float32, known=True)
 
     def route(self, logits_NR: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The expert of each pair; the shares of each token's experts, the shared one's last; the places, and the pairs

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from headlong.ops.linear.triton_kernels import add_step
-from headlong.ops.triton_launch import follow, let_next_start, wait
+from headlong.ops.triton_launch import follow, let_next_start, wait, waited
 
 LOWEST = tl.constexpr(-(2**63))
 
@@ -116,16 +116,20 @@ def multiply(
     num_outs, num_ins, row_stride, num_groups, num_scaled, num_steps,
     DTYPE: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr, HALVES: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr, LATE: tl.constexpr,
-    SHARING: tl.constexpr, PARTS: tl.constexpr, B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
+    SHARING: tl.constexpr, PARTS: tl.constexpr, KNOWN: tl.constexpr,
+    B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """A tile of an expert's outputs for the pairs of a place. SHARING pairs, one after the other, have one input.
-    Two PARTS are gates, then as many ups, and what is stored is silu(gate) · up."""
+    Two PARTS are gates, then as many ups, and what is stored is silu(gate) · up. KNOWN places were there before the
+    kernel before began, and it waited before it let this one start: only the inputs have to be waited for."""
+    if not KNOWN:
+        wait()
     if not LATE:
         let_next_start()
-    wait()
     place = places + 3 * tl.program_id(1)
     count = tl.load(place + 2)
     if count == 0:
+        wait()
         return
     expert, first = tl.load(place).to(tl.int64), tl.load(place + 1)
     there_M = tl.arange(0, M) < count
@@ -150,9 +154,10 @@ def multiply(
         else:
             codes_BC = tl.load(codes_at + step * C, mask=(step * C + columns_C < num_ins)[None, :], other=0.0)
         acc_BM = add_step(
-            acc_BM, x_CM_at, codes_BC, scales, offsets, outs_B, there_M, step, num_outs, num_ins, num_scaled,
-            DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, B, C, M,
+            acc_BM, x_CM_at + (waited(step) if KNOWN else 0), codes_BC, scales, offsets, outs_B, there_M, step,
+            num_outs, num_ins, num_scaled, DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, B, C, M,
         )  # fmt: skip
+    wait()
     if LATE:
         let_next_start()
     if row_scales is not None:

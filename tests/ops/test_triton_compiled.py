@@ -1,0 +1,97 @@
+"""What the compiler makes of a product's loop, which no result tells: the first weights are asked for before the wait,
+inputs after it. Compiled for a GPU that need not be there, in a process that does not interpret."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+COMPILE = """
+import json, sys
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from headlong.ops import triton_launch
+triton_launch.OVERLAPS = tl.constexpr(True)
+from headlong.ops.linear import triton_kernels as linear
+from headlong.ops.moe import triton_kernels as moe
+
+EVEN = ("num_outs", "num_ins", "num_scaled", "num_groups", "num_columns", "row_stride")
+
+def compiled(kernel, pointers, **constants):
+    names = kernel.arg_names
+    types = {n: pointers.get(n, "constexpr" if n in constants else "i32") for n in names}
+    even = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n in pointers or n in EVEN}
+    source = ASTSource(kernel, signature=types, constexprs=constants, attrs=even)
+    options = {"num_warps": 4, "num_stages": 3, "launch_pdl": True}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ttgir"]
+
+missing = dict.fromkeys(("offsets", "row_scales", "bias", "residual", "columns"))
+cut = {"DTYPE": tl.bfloat16, "ZERO": 0, "EVEN": True, "PARTS": 1, "B": 64}
+kinds = {
+    "bfloat16": ({"codes": "*bf16"}, {"scales": None, "CODE": 0, "HALVES": 1, "GROUP": 0, "ROWS": 1, "C": 128}),
+    "fp8": ({"codes": "*i16", "scales": "*fp32"}, {"CODE": 1, "HALVES": 2, "GROUP": 128, "ROWS": 128, "C": 64}),
+}
+found = {}
+for name, (weights, kind) in kinds.items():
+    for width in (8, 16):
+        found[f"linear {name} {width}"] = compiled(
+            linear.multiply, {"x_ND": "*bf16", "out": "*fp32", **weights}, **missing, **cut, **kind,
+            LATE=name == "fp8", WHOLE=False, M=width,
+        )
+    for known in (False, True):
+        pointers = {"x": "*bf16", "places": "*i32", "pairs": "*i32", "out": "*fp32", **weights}
+        found[f"experts {name} {known}"] = compiled(
+            moe.multiply, pointers, offsets=None, row_scales=None, **cut, **kind,
+            LATE=name == "fp8", SHARING=1, KNOWN=known, M=16,
+        )
+json.dump(found, sys.stdout)
+"""
+WAIT, COPY, LOAD = "wait", "copy", "load"
+WRITTEN = {
+    "griddepcontrol.wait": WAIT,
+    "grid_dependency_wait": WAIT,
+    "async_copy_global_to_local": COPY,
+    "tt.load": LOAD,
+}
+"""How Triton's versions write what is looked for."""
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict[str, str]:
+    run = subprocess.run(
+        [sys.executable, "-c", COMPILE],
+        env={**os.environ, "TRITON_INTERPRET": "0"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    return json.loads(run.stdout)
+
+
+def order(program: str, *wanted: str) -> list[str]:
+    """From the first instruction to the last."""
+    found = re.findall("|".join(map(re.escape, WRITTEN)), program)
+    return [WRITTEN[each] for each in found if WRITTEN[each] in wanted]
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "fp8"])
+@pytest.mark.parametrize("width", [8, 16])
+def test_the_first_weights_do_not_wait(programs, kind, width):
+    assert order(programs[f"linear {kind} {width}"], WAIT, COPY)[:3] == [COPY, WAIT, COPY]
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "fp8"])
+def test_known_experts_do_not_wait(programs, kind):
+    """Only a program that has nothing to do waits at once."""
+    assert order(programs[f"experts {kind} True"], WAIT, COPY)[:4] == [WAIT, COPY, WAIT, COPY]
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "fp8"])
+def test_unknown_experts_are_waited_for(programs, kind):
+    assert order(programs[f"experts {kind} False"], WAIT, COPY, LOAD)[0] == WAIT
