@@ -208,10 +208,11 @@ def test_widths(kind):
 def test_widths_give_the_same_bits(kind):
     matrix, x = linear(kind, (1024, 4096)).matrices[0], tokens(300, 4096)
     sure = product(matrix, x.to(matrix.dtype), SURE)
+    least, most = {8: (8, 128), 16: (16, 256)}.get(matrix.kind.bits, (16, 128))
     for width in WIDTHS:
-        least, most = {8: (8, 128), 16: (16, 256)}.get(matrix.kind.bits, (16, 128))
-        assert width_for(width, matrix) == min(max(width, least), most)
-        assert torch.equal(product(matrix, x.to(matrix.dtype), width), sure)
+        served = min(max(width, least), most)
+        assert width_for(width, matrix) == served
+        assert torch.equal(product(matrix, x.to(matrix.dtype), served), sure)
 
 
 @pytest.mark.parametrize("agree", [True, False])
