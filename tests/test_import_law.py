@@ -41,7 +41,7 @@ ONLY = {
     "text": {"errors", "params", "types"},
     "quant": {"errors"},
     "ops": {"errors", "env", "types", "quant"},
-    "checkpoint": {"errors", "progress", "quant"},
+    "checkpoint": {"errors", "env", "progress", "quant"},
 }
 """These may import even less than what is left of them."""
 

@@ -1,9 +1,10 @@
 """Every environment variable Headlong reads, and the cores and memory it may use. A value that cannot be parsed is an
 error, not a default.
 
-HEADLONG_NATIVE, HEADLONG_TRITON and HEADLONG_CONFIG have their functions here; every setting of the server has a
-variable too, named after its field, which `server/settings_sources.py` reads through `settings_given`. Cores are
-counted from what the kernel tells a process of itself, and so is memory; how many threads to start is not decided here.
+HEADLONG_NATIVE, HEADLONG_TRITON, HEADLONG_CONFIG and XDG_CACHE_HOME have their functions here (Hugging Face's library
+reads its own); every setting of the server has a variable too, named after its field, which
+`server/settings_sources.py` reads through `settings_given`. Cores are counted from what the kernel tells a process of
+itself, and so is memory; how many threads to start is not decided here.
 """
 
 import os
@@ -38,6 +39,16 @@ def triton_ops_wanted(device_type: str) -> bool:
 def config_file() -> str | None:
     """HEADLONG_CONFIG: the server's config.yml; without it none is read."""
     return os.environ.get("HEADLONG_CONFIG")
+
+
+def cache_folder() -> Path:
+    """XDG_CACHE_HOME, by default ~/.cache: what was fetched, measured or counted once is kept in a folder there."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headlong"
+    except RuntimeError as error:
+        raise ConfigError(
+            "there is no place to keep files in: this user has no home folder; set XDG_CACHE_HOME to a folder"
+        ) from error
 
 
 def settings_given() -> dict[str, str]:

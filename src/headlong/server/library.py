@@ -1,4 +1,4 @@
-"""The models that may be loaded by name: the embedded one, and what lies under `model_dir`.
+"""The models that may be loaded by name: the embedded one, what lies under `model_dir`, and those in Python packages.
 
 Turns names that came over the network into paths, and never into one outside. Knows nothing of engines.
 """
@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from headlong.checkpoint.packages import PACKAGES
 from headlong.checkpoint.source import EMBEDDED_NAME
 from headlong.errors import ConfigError
 
@@ -18,7 +19,8 @@ MAX_LISTED = 1000
 
 @dataclass(frozen=True)
 class Source:
-    """A model's own name, and what loads it: a path, a repository id, or None for the embedded model."""
+    """A model's own name, and what loads it: a path, what a package or repository is called, or None for the embedded
+    model."""
 
     id: str
     model: str | Path | None
@@ -75,9 +77,10 @@ class Library:
         return None if folder is None else Source(name, folder)
 
     def by_admin(self, name: str) -> Source | None:
-        """The same, and repositories. A folder that happens to lie where the server was started is none."""
+        """The same, packages and repositories. A folder that happens to lie where the server was started is none."""
         found = self.by_name(name)
-        if found is None and _REPOSITORY.fullmatch(name) and not Path(name).exists():
+        fetched = name in PACKAGES or _REPOSITORY.fullmatch(name)
+        if found is None and fetched and not Path(name).exists():
             return Source(name, name)
         return found
 

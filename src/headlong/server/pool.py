@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from headlong.checkpoint.packages import PACKAGES
 from headlong.errors import HeadlongError
 from headlong.progress import ProgressFn, silent
 from headlong.server import model as models
@@ -103,12 +104,13 @@ class ModelPool:
     async def load(
         self, name: str, engine: Mapping[str, Any] | None = None, progress: ProgressFn = silent
     ) -> Model:
-        """Loads or reloads a model for an admin: one that serves, one of the library, or a repository."""
+        """Loads or reloads a model for an admin: one that serves, one of the library, a package's, or a repository."""
         source = self._known(name) or self._library.by_admin(name)
         if source is None:
             raise ApiError(
                 404,
-                f"model_name: {_shown(name)} is neither under model_dir nor a repository id `owner/name`",
+                f"model_name: {_shown(name)} is neither under model_dir nor a repository id `owner/name`, "
+                f"nor {' or '.join(PACKAGES)}",
                 param="model_name",
                 code="model_not_found",
             )

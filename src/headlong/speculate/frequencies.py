@@ -52,7 +52,10 @@ def save(fingerprint: str, counts: Counts) -> Path:
 
 def load(fingerprint: str) -> Counts | None:
     """What `save` wrote for this tokenizer; None if nothing did."""
-    file = path_of(fingerprint)
+    try:
+        file = path_of(fingerprint)
+    except ConfigError:  # there is no place for it
+        return None
     try:
         data = stored.read(file, MAX_BYTES)
         if data["version"] != VERSION or data["tokenizer"] != fingerprint:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from headlong.errors import ConfigError
 from headlong.models.config import ModelConfig
 from headlong.speculate import stored
 
@@ -73,7 +74,10 @@ def path_of(conditions: Mapping[str, Any]) -> Path:
 
 def load(conditions: Mapping[str, Any]) -> Profile | None:
     """What `save` wrote under these conditions; None if nothing did."""
-    file = path_of(conditions)
+    try:
+        file = path_of(conditions)
+    except ConfigError:  # there is no place for it
+        return None
     try:
         data = stored.read(file, MAX_BYTES)
         if data["version"] != VERSION or data["conditions"] != conditions:

@@ -1,15 +1,16 @@
 """JSON files in the user's cache folder: what was measured or counted once, for the engines that start later."""
 
 import json
-import os
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
+from headlong.env import cache_folder
+
 
 def place(kind: str, key: str) -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "headlong" / kind / f"{key}.json"
+    """Raises ConfigError where nothing can be kept."""
+    return cache_folder() / kind / f"{key}.json"
 
 
 def read(file: Path, max_bytes: int) -> Any:
