@@ -1,39 +1,56 @@
-"""The native draw against the noise it is made of, computed in torch."""
+"""The native draw, and Triton's, against the noise they are made of, computed in torch."""
+
+from importlib.util import find_spec
 
 import pytest
 import torch
 
 from headlong.ops import native
-from headlong.sampling import noise
+from headlong.sampling import noise, sampler
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="native kernels are not built or turned off")
+needs_native = pytest.mark.skipif(
+    native.library() is None, reason="native kernels are not built or turned off"
+)
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 ROWS = 48
 
 
-def cases(size, heat, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    scores = torch.randn(ROWS, size, generator=generator, dtype=torch.float64) * heat
-    scores[: ROWS // 2, size // 3 : size // 2] = -torch.inf
+def cases(size, heat, rows=ROWS):
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(rows, size, generator=generator, dtype=torch.float64) * heat
+    scores[: rows // 2, size // 3 : size // 2] = -torch.inf
     limits = (2**62, 4, 1 << 33, 40)
-    keys = torch.stack([torch.randint(0, most, (ROWS,), generator=generator) for most in limits], 1)
+    keys = torch.stack([torch.randint(0, most, (rows,), generator=generator) for most in limits], 1)
     return scores, keys
 
 
-def draw(scores, keys):
-    from headlong.ops.draw.native import draw
+def draw(scores, keys, device="cpu"):
+    """By the kernels of that device: Triton's are for GPUs, and run in the interpreter where there is none."""
+    if device == "cpu":
+        from headlong.ops.draw.native import draw
+    else:
+        from headlong.ops.draw.triton import draw
 
-    return draw(scores, keys)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return draw(scores.to(device), keys.to(device)).cpu()
+
+
+kernels = pytest.mark.parametrize(
+    "device", [pytest.param("cpu", marks=needs_native), pytest.param("cuda", marks=needs_triton)]
+)
 
 
 @pytest.mark.parametrize("heat", [0.01, 1.0, 5.0, 40.0])
 @pytest.mark.parametrize("size", [1, 3, 64, 255, 256, 257, 1000, 8193])
-def test_it_is_the_best_of_scores_and_noise(size, heat):
-    scores, keys = cases(size, heat)
+@kernels
+def test_it_is_the_best_of_scores_and_noise(size, heat, device):
+    scores, keys = cases(size, heat, rows=ROWS if device == "cpu" else 6)
     unit = noise.uniform_vocab(*keys.T.contiguous(), size)
     wanted = (scores + noise.gumbel(unit)).argmax(-1)
-    assert torch.equal(draw(scores, keys), wanted)
+    assert torch.equal(draw(scores, keys, device), wanted)
 
 
+@needs_native
 def test_rows_and_threads_do_not_matter():
     scores, keys = cases(1000, 3.0)
     threads = torch.get_num_threads()
@@ -48,13 +65,15 @@ def test_rows_and_threads_do_not_matter():
     assert torch.equal(alone, together)
 
 
-def test_extremes():
+@kernels
+def test_extremes(device):
     scores = torch.full((4, 300), -torch.inf, dtype=torch.float64)
     scores[0, 50], scores[1, 70], scores[2, 299] = torch.nan, torch.inf, -1e30
     scores[3, :2] = torch.tensor([1e300, -1e300])
-    assert draw(scores, torch.zeros(4, 4, dtype=torch.long)).tolist() == [50, 70, 299, 0]
+    assert draw(scores, torch.zeros(4, 4, dtype=torch.long), device).tolist() == [50, 70, 299, 0]
 
 
+@needs_native
 def test_it_samples_the_distribution():
     """Ten thousand positions: counts within five standard deviations of what softmax says."""
     count, chances = 10_000, torch.tensor([0.5, 0.25, 0.15, 0.1], dtype=torch.float64)
@@ -63,3 +82,15 @@ def test_it_samples_the_distribution():
     found = draw(chances.log().expand(count, 4), keys).bincount(minlength=4)
     spread = (count * chances * (1 - chances)).sqrt()
     assert ((found - count * chances).abs() < 5 * spread).all()
+
+
+@needs_native
+def test_a_kernel_that_draws_others_is_found(monkeypatch, caplog):
+    """As is asked of a GPU's before it serves."""
+    monkeypatch.setattr(sampler, "TRIED_TOKENS", 300)
+    cpu = torch.device("cpu")
+    assert sampler.agrees(lambda scores, keys: draw(scores, keys), cpu)
+    for column in range(4):
+        other = torch.eye(4, dtype=torch.long)[column]
+        assert not sampler.agrees(lambda scores, keys, other=other: draw(scores, keys + other), cpu)
+    assert "tokens are drawn by torch on cpu" in caplog.text

@@ -218,6 +218,8 @@ class Ops:
     @property
     def draw(self) -> Callable[[Tensor, Tensor], Tensor] | None:
         """Draws a token for each row of scores by its key; None where the sampler's own way serves."""
+        if self.triton is not None:
+            return self.triton.draw
         return native_draw.draw if self.native else None
 
     def embedding(self, weight: Weight) -> Embedding | NativeEmbedding:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from headlong.ops.best.triton import best
 from headlong.ops.delta_net.triton import TritonDeltaNet
+from headlong.ops.draw.triton import draw
 from headlong.ops.gated_attention.triton import TritonGatedAttention
 from headlong.ops.linear.triton import TritonLinear
 from headlong.ops.moe.triton import TritonExperts
@@ -21,6 +22,7 @@ __all__ = [
     "TritonLinear",
     "TritonRmsNorm",
     "best",
+    "draw",
     "linear",
     "silu_mul",
 ]

@@ -1,6 +1,8 @@
 """Chooses tokens. Everything random comes from noise.py, keyed by position: choosing twice gives the same."""
 
+import logging
 from collections.abc import Callable, Iterable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -15,6 +17,10 @@ from headlong.types import TokenLogprobs
 
 Key = tuple[Tensor, Tensor, Tensor, Tensor]
 """Seed, choice, position and stream of each row: what its noise is a function of."""
+Draw = Callable[[Tensor, Tensor], Tensor]
+"""From scores and keys, a line for each row, to tokens."""
+log = logging.getLogger(__name__)
+TRIED_ROWS, TRIED_TOKENS = 64, 5000
 
 
 class Sampler:
@@ -24,12 +30,14 @@ class Sampler:
         self,
         table: SamplingTable,
         best: Callable[[Tensor], Tensor] = best,
-        draw: Callable[[Tensor, Tensor], Tensor] | None = None,
+        draw: Draw | None = None,
     ) -> None:
-        """Ops: `best` finds the best token of each row of logits, `draw` adds the noise of each row's key first."""
+        """Ops: `best` finds the best token of each row of logits, `draw` adds the noise of each row's key first. On a
+        GPU that is tried once."""
         self.table = table
         self.best = best
-        self._draw = draw
+        device = table.seed.device
+        self._draw = draw if draw is None or device.type == "cpu" or agrees(draw, device) else None
 
     def is_plain(self, slots: Iterable[int]) -> bool:
         """Whether rows in these slots all want the best token of the logits as they are; `best` gives it."""
@@ -106,8 +114,7 @@ class Sampler:
             noisy = scores_MV.clone()
             noisy[row, token] += noise.gumbel(unit)
             return noisy.argmax(-1)
-        unit = noise.uniform_vocab(*key, scores_MV.shape[1])
-        return (scores_MV + noise.gumbel(unit)).argmax(-1)
+        return _by_hand(scores_MV, key)
 
     def uniform(self, entries: Entries, index: Tensor, stream: int) -> Tensor:
         """One number in (0, 1) for each of the entries `index`."""
@@ -156,3 +163,25 @@ def _best(logprobs_MV: Tensor, count: int) -> list[list[tuple[int, float]]]:
 def needs_q(params: SamplingParams) -> bool:
     """Whether this request's drafts are judged by q as well as p."""
     return params.verify != "coupled" and not params.greedy
+
+
+@cache
+def agrees(draw: Draw, device: torch.device) -> bool:
+    """Whether it draws what the noise says."""
+    generator = torch.Generator(device).manual_seed(0)
+    shape = (TRIED_ROWS, TRIED_TOKENS)
+    scores_MV = torch.randn(shape, generator=generator, device=device, dtype=torch.float64)
+    limits = (1 << 62, 1 << 10, 1 << 31, 1 << 6)
+    seed, choice, position, stream = (
+        torch.randint(limit, (TRIED_ROWS,), generator=generator, device=device) for limit in limits
+    )
+    key = (seed, choice, position, stream)
+    same = torch.equal(draw(scores_MV, torch.stack(key, dim=1)), _by_hand(scores_MV, key))
+    if not same:
+        log.warning("tokens are drawn by torch on %s: the kernel for it draws others there", device)
+    return same
+
+
+def _by_hand(scores_MV: Tensor, key: Key) -> Tensor:
+    unit = noise.uniform_vocab(*key, scores_MV.shape[1])
+    return (scores_MV + noise.gumbel(unit)).argmax(-1)
