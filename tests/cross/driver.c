@@ -8,14 +8,15 @@
 
 #include "cores.h"
 #include "experts.h"
+#include "tokens.h"
 
 void headlong_matmul(const Matrix *w, const float *x, int64_t rows, float *y, int64_t stride, int threads);
 void headlong_lay_out(const uint8_t *from, const int64_t *outs, int64_t rows, int64_t units, int64_t unit, uint8_t *to,
                       int threads);
 void headlong_lay_out_blocks(const uint8_t *from, const int64_t *outs, int64_t rows, const Matrix *w, int threads);
 void headlong_embed(const Matrix *w, const int64_t *tokens, int64_t count, float *out, int threads);
-void headlong_best(const float *logits, int64_t rows, int64_t size, int64_t *tokens, int threads);
-void headlong_draw(const double *scores, const int64_t *keys, int64_t rows, int64_t size, int64_t *tokens, int threads);
+void headlong_sample(const float *logits, const double *filters, const int64_t *keys, int64_t rows, int64_t size,
+                     int64_t *tokens, int threads);
 void headlong_rms_norm(const float *x, const float *weight, float eps, float *out, int64_t rows, int64_t size,
                        int threads);
 typedef struct {
@@ -165,6 +166,11 @@ static void small(void) {
     for (int i = 0; i < 4 * ROWS; i++) keys[i] = drawn() % (i % 4 ? 1000 : 1u << 30);
     headlong_draw(scores, keys, ROWS, VOCABULARY, tokens, THREADS);
     tell("draw", 'q', tokens, ROWS);
+    static const double FILTERS[4][4] = {{0.1, 0, 1, 0}, {0.1, 20, 1, 0}, {0.1, 0, 0.9, 0}, {0.2, 50, 0.8, 0.01}};
+    double filters[4 * ROWS];
+    for (int i = 0; i < 4 * ROWS; i++) filters[i] = FILTERS[i / 4 % 4][i % 4];
+    headlong_sample(logits, filters, keys, ROWS, VOCABULARY, tokens, THREADS);
+    tell("sample", 'q', tokens, ROWS);
 }
 
 /* Three rows: one that begins, one with drafts, one that replays two. */

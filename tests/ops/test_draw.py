@@ -6,7 +6,11 @@ import pytest
 import torch
 
 from headlong.ops import native
+from headlong.params import SamplingParams
 from headlong.sampling import noise, sampler
+from headlong.sampling.processors import FilterKind, shape_all
+from headlong.sampling.table import SamplingTable
+from headlong.types import Request
 
 needs_native = pytest.mark.skipif(
     native.library() is None, reason="native kernels are not built or turned off"
@@ -94,3 +98,62 @@ def test_a_kernel_that_draws_others_is_found(monkeypatch, caplog):
         other = torch.eye(4, dtype=torch.long)[column]
         assert not sampler.agrees(lambda scores, keys, other=other: draw(scores, keys + other), cpu)
     assert "tokens are drawn by torch on cpu" in caplog.text
+
+
+FILTERS = {
+    "temperature": (0.8, 0, 1.0, 0.0),
+    "top-k": (0.8, 20, 1.0, 0.0),
+    "one": (0.8, 1, 1.0, 0.0),
+    "top-k above the vocabulary": (0.8, 10_000, 0.9, 0.0),
+    "top-p": (0.8, 0, 0.95, 0.0),
+    "little": (1.0, 0, 1e-9, 0.0),
+    "much": (1.0, 0, 1 - 1e-9, 0.0),
+    "top-k and top-p": (0.7, 20, 0.9, 0.0),
+    "min-p": (1.3, 0, 1.0, 0.05),
+    "all": (2.0, 50, 0.8, 0.02),
+    "hot": (40.0, 0, 0.6, 0.0),
+    "cold": (0.01, 5, 0.9, 0.1),
+}
+
+
+def row_logits(size: int) -> torch.Tensor:
+    """Sharp rows, flat ones, rows full of equals, with tokens that cannot be, with a single one that can."""
+    generator = torch.Generator().manual_seed(size)
+    logits = 3.0 * torch.randn(60, size, generator=generator)
+    logits[10:20] *= 0.05
+    logits[20:40] = logits[20:40].round()
+    logits[40:50, ::2] = -torch.inf
+    logits[50:55] = 0.5
+    logits[55:] = -torch.inf
+    logits[55:, size // 2] = -3.0
+    return logits
+
+
+@needs_native
+@pytest.mark.parametrize("filters", FILTERS.values(), ids=FILTERS)
+@pytest.mark.parametrize("size", [1, 7, 256, 300, 8193])
+def test_sampling_from_logits_is_filtering_then_drawing(size, filters):
+    from headlong.ops.draw.native import sample
+
+    logits = row_logits(size)
+    table = SamplingTable(1, size, torch.device("cpu"))
+    temperature, top_k, top_p, min_p = filters
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    table.set(1, Request("row", (0,), params, seed=3), [])
+    slots = torch.ones(len(logits), dtype=torch.long)
+    scores = shape_all(logits, slots, table, FilterKind.of(params))
+    for position in range(4):
+        keys = torch.tensor([[3, 0, 10 * row + position, 0] for row in range(len(logits))])
+        assert torch.equal(sample(logits, table.filters(slots), keys), draw(scores, keys))
+
+
+@needs_native
+def test_sampling_from_logits_that_are_none():
+    from headlong.ops.draw.native import sample
+
+    logits = torch.zeros(4, 300)
+    logits[0, 50], logits[1, 70], logits[3, 80:] = torch.nan, torch.inf, -torch.inf
+    logits[2] = -torch.inf
+    filters = torch.tensor([[1.0, 5, 0.9, 0.1]] * 4, dtype=torch.float64)
+    found = sample(logits, filters, torch.zeros(4, 4, dtype=torch.long)).tolist()
+    assert found[:3] == [50, 70, 0] and found[3] < 80

@@ -9,6 +9,7 @@ import torch
 from sampling_tables import entries_of, request, table_of
 
 from headlong.params import SamplingParams
+from headlong.sampling import processors
 from headlong.sampling.entries import Entry
 from headlong.sampling.processors import adjust, shape
 from headlong.sampling.sampler import Sampler
@@ -241,3 +242,30 @@ def test_logprobs_do_not_depend_on_what_neighbours_ask_for(counts):
     assert len(together[0].top) == counts[0] and len(together[1].top) == counts[1]
     for one in together.values():
         assert list(one.top) == sorted(one.top, key=lambda pair: (-pair[1], pair[0]))
+
+
+def sorted_nucleus(p_MV: torch.Tensor, least: float) -> torch.Tensor:
+    """What top-p keeps, by its definition."""
+    ordered, order = torch.sort(p_MV, dim=-1, descending=True, stable=True)
+    kept = ~(ordered.cumsum(-1) - ordered >= least)
+    kept[:, 0] = True
+    return torch.empty_like(kept).scatter_(1, order, kept)
+
+
+@pytest.mark.parametrize("candidates", [1, 4, 128])
+@pytest.mark.parametrize("least", [1e-9, 0.3, 0.95, 1 - 1e-12])
+def test_top_p_sorts_no_vocabulary(least, candidates, monkeypatch):
+    """Sharp, flat, full of equals, cut by top-k before, one certain, and no numbers at all: a row of each."""
+    monkeypatch.setattr(processors, "CANDIDATES", candidates)
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(64, 700, generator=generator, dtype=torch.float64) * 4
+    logits[8:16] *= 0.01
+    logits[16:32] = logits[16:32].round()
+    logits[32:40] = 1.0
+    logits[40:48] = logits[40:48].masked_fill(
+        logits[40:48] < logits[40:48].topk(5).values[:, -1:], -torch.inf
+    )
+    logits[48:52, 1:] = -torch.inf
+    logits[52, 3] = torch.nan
+    p, least_M1 = torch.softmax(logits, -1), torch.full((64, 1), least, dtype=torch.float64)
+    assert torch.equal(processors._nucleus(p, least_M1), sorted_nucleus(p, least))

@@ -28,6 +28,7 @@ _SIGNATURES = {
     "headlong_embed": (_POINTER, _POINTER, _LONG, _POINTER, _INT),
     "headlong_best": (_POINTER, _LONG, _LONG, _POINTER, _INT),
     "headlong_draw": (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _INT),
+    "headlong_sample": (_POINTER, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _INT),
     "headlong_delta_net": (_POINTER,) * 4,
     "headlong_attention": (_POINTER,) * 4,
     "headlong_experts": (_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _INT),

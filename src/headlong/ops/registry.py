@@ -222,6 +222,11 @@ class Ops:
             return self.triton.draw
         return native_draw.draw if self.native else None
 
+    @property
+    def sample(self) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+        """Filters the logits of each row and draws, in one call; None where the sampler does one after the other."""
+        return native_draw.sample if self.native else None
+
     def embedding(self, weight: Weight) -> Embedding | NativeEmbedding:
         source = self._source(weight) if self.native else None
         if source is None:

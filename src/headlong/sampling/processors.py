@@ -15,6 +15,9 @@ from headlong.sampling.constraints import constrain
 from headlong.sampling.entries import Entries
 from headlong.sampling.table import SamplingTable
 
+CANDIDATES = 128
+"""Best tokens among which top-p looks first."""
+
 
 class FilterKind(NamedTuple):
     """Which filters a request has."""
@@ -108,13 +111,33 @@ def _top_k(logits_MV: Tensor, slots_M: Tensor, table: SamplingTable, most: int) 
 
 
 def _top_p(logits_MV: Tensor, slots_M: Tensor, table: SamplingTable, _: int) -> Tensor:
-    """The smallest set of best tokens that holds at least p; the best one always stays."""
-    p = torch.softmax(logits_MV, dim=-1)
-    ordered, order = torch.sort(p, dim=-1, descending=True, stable=True)
-    before = ordered.cumsum(-1) - ordered
-    cut = before >= table.scalars["top_p"][slots_M, None]
+    """The smallest set of best tokens that holds at least p, of equal ones the first; the best one always stays."""
+    p_MV, least_M1 = torch.softmax(logits_MV, dim=-1), table.scalars["top_p"][slots_M, None]
+    if logits_MV.device.type == "cpu":
+        return logits_MV.masked_fill(~_nucleus(p_MV, least_M1), -torch.inf)
+    ordered, order = torch.sort(p_MV, dim=-1, descending=True, stable=True)
+    cut = ordered.cumsum(-1) - ordered >= least_M1
     cut[:, 0] = False
     return logits_MV.masked_fill(torch.empty_like(cut).scatter_(1, order, cut), -torch.inf)
+
+
+def _nucleus(p_MV: Tensor, least_M1: Tensor) -> Tensor:
+    """The same set without sorting a whole vocabulary: its few best tokens mostly hold enough. A GPU would have to ask
+    the host whether they do."""
+    vocab, count = p_MV.shape[1], CANDIDATES
+    while True:
+        best_MC = torch.topk(p_MV, min(count, vocab), dim=-1).values
+        kept_M1 = (best_MC.cumsum(-1) - best_MC < least_M1).sum(-1, keepdim=True).clamp(min=1)
+        if count >= vocab or int(kept_M1.max()) < count:
+            break
+        count *= 8
+    last_M1 = best_MC.gather(1, kept_M1 - 1)
+    kept_MV, equal_MV = ~(p_MV < last_M1), p_MV == last_M1  # what is no number stays to be found
+    spare_M1 = kept_MV.sum(-1, keepdim=True) - kept_M1
+    if bool(spare_M1.any()):  # of tokens as likely as the last one only the first
+        rank_MV = equal_MV.cumsum(-1)
+        kept_MV &= ~equal_MV | (rank_MV <= equal_MV.sum(-1, keepdim=True) - spare_M1)
+    return kept_MV
 
 
 def _min_p(logits_MV: Tensor, slots_M: Tensor, table: SamplingTable, _: int) -> Tensor:

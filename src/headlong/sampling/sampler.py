@@ -31,12 +31,14 @@ class Sampler:
         table: SamplingTable,
         best: Callable[[Tensor], Tensor] = best,
         draw: Draw | None = None,
+        sample: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
     ) -> None:
-        """Ops: `best` finds the best token of each row of logits, `draw` adds the noise of each row's key first. On a
-        GPU that is tried once."""
+        """Ops: `best` finds the best token of each row of logits, `draw` adds the noise of each row's key first, which
+        is tried once on a GPU, and `sample` filters before that."""
         self.table = table
         self.best = best
         device = table.seed.device
+        self._sample = sample
         self._draw = draw if draw is None or device.type == "cpu" or agrees(draw, device) else None
 
     def is_plain(self, slots: Iterable[int]) -> bool:
@@ -71,13 +73,23 @@ class Sampler:
     def choose(self, logits_LV: Tensor, entries: Entries) -> Tensor:
         """The target's token at each entry: argmax, of the logits or of logits plus that position's noise."""
         adjusted = adjust(logits_LV, entries, self.table)
-        tokens_L = self.best(adjusted)
         sampled = entries.which(lambda p: not p.greedy)
-        if sampled:
-            index = torch.tensor(sampled, device=tokens_L.device)
-            scores = shape(adjusted, entries, self.table, sampled)
-            tokens_L[index] = self.draw(scores, entries, index, noise.TARGET)
+        if not sampled:
+            return self.best(adjusted)
+        index = torch.tensor(sampled, device=adjusted.device)
+        if len(sampled) == len(adjusted):
+            return self._sampled(adjusted, entries, index)
+        tokens_L = self.best(adjusted)
+        tokens_L[index] = self._sampled(adjusted, entries, index)
         return tokens_L
+
+    def _sampled(self, adjusted_LV: Tensor, entries: Entries, index: Tensor) -> Tensor:
+        if self._sample is None or adjusted_LV.dtype != torch.float32:
+            scores = shape(adjusted_LV, entries, self.table, index.tolist())
+            return self.draw(scores, entries, index, noise.TARGET)
+        rows_MV = adjusted_LV if len(index) == len(adjusted_LV) else adjusted_LV[index]
+        key = torch.stack(self._key(entries, index, noise.TARGET), dim=1)
+        return self._sample(rows_MV, self.table.filters(entries.slots_L[index]), key)
 
     def propose(self, logits_LV: Tensor, entries: Entries) -> tuple[Tensor, Tensor | None]:
         """A draft's token at each entry, and q where a request's verification needs it. Coupled rows share

@@ -32,7 +32,8 @@ class SamplingTable:
         self.constraints: dict[int, Constraint] = {}
         """By slot, for the rows that have one."""
         size = num_slots + 1
-        self.scalars = {name: torch.zeros(size, dtype=torch.float64, device=device) for name in _SCALARS}
+        self._scalars_SN = torch.zeros(size, len(_SCALARS), dtype=torch.float64, device=device)
+        self.scalars: dict[str, Tensor] = dict(zip(_SCALARS, self._scalars_SN.unbind(1), strict=True))
         self.seed = torch.zeros(size, dtype=torch.long, device=device)
         self.choice = torch.zeros(size, dtype=torch.long, device=device)
         self.min_tokens = torch.zeros(size, dtype=torch.long, device=device)
@@ -63,6 +64,10 @@ class SamplingTable:
         if params.min_tokens:
             self.stops[slot] = False
             self.stops[slot, self._ids(request.stop_ids)] = True
+
+    def filters(self, slots_M: Tensor) -> Tensor:
+        """Temperature, top-k, top-p and min-p of these slots, [M, 4]."""
+        return self._scalars_SN[slots_M, :4]
 
     def clear(self, slot: int) -> None:
         self.requests[slot] = None

@@ -5,6 +5,7 @@
  * exp(-exp(s - best)), and that is at least 1 - exp(s - best). */
 #include "arithmetic.h"
 #include "threads.h"
+#include "tokens.h"
 
 enum { QUADS = 64, ROUNDS = 10 };
 static const uint64_t MASK = 0xFFFFFFFF, FIRST = 0xD2511F53, SECOND = 0xCD9E8D57;

@@ -3,6 +3,7 @@
 #include "arithmetic.h"
 #include "matmul.h"
 #include "threads.h"
+#include "tokens.h"
 
 enum { TOKENS_EACH = 8 /* of the embedding, that are worth a thread */ };
 

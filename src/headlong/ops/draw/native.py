@@ -1,4 +1,5 @@
-"""A token for each row of scores, as one native call: the best of scores plus the noise of sampling/noise.py."""
+"""A token for each row of scores, as one native call: the best of scores plus the noise of sampling/noise.py. Or of
+logits, by the filters of sampling/processors.py."""
 
 import torch
 from torch import Tensor
@@ -14,5 +15,23 @@ def draw(scores_MV: Tensor, keys_M4: Tensor) -> Tensor:
     tokens_M = torch.empty(rows, dtype=torch.long)
     native.kernel("headlong_draw")(
         scores_MV.data_ptr(), keys_M4.data_ptr(), rows, size, tokens_M.data_ptr(), native.num_threads()
+    )
+    return tokens_M
+
+
+def sample(logits_MV: Tensor, filters_M4: Tensor, keys_M4: Tensor) -> Tensor:
+    """`filters_M4` are temperature, top-k, top-p and min-p of each row, float64; 0, 1 and 0 are no filters."""
+    assert filters_M4.dtype == torch.float64 and keys_M4.dtype == torch.long
+    logits_MV, filters_M4, keys_M4 = logits_MV.contiguous(), filters_M4.contiguous(), keys_M4.contiguous()
+    rows, size = logits_MV.shape
+    tokens_M = torch.empty(rows, dtype=torch.long)
+    native.kernel("headlong_sample")(
+        native.address(logits_MV),
+        filters_M4.data_ptr(),
+        keys_M4.data_ptr(),
+        rows,
+        size,
+        tokens_M.data_ptr(),
+        native.num_threads(),
     )
     return tokens_M
