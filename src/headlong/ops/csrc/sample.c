@@ -17,7 +17,7 @@ typedef struct {
 } Filters;
 
 typedef struct {
-    const float *logits;   /* [rows, size] */
+    const float *logits;    /* [rows, size] */
     const Filters *filters; /* [rows] */
     const int64_t *keys;
     int64_t size, *tokens;
@@ -26,8 +26,9 @@ typedef struct {
 typedef struct {
     const float *logits;
     int64_t size;
-    float top; /* the best logit */
-    double cold; /* one by the temperature */
+    float top;               /* the best logit */
+    double cold;             /* one by the temperature */
+    int16_t *buckets;        /* of all tokens */
     int64_t counts[BUCKETS];
     double weights[BUCKETS]; /* of softmax, up to a factor */
     int last;                /* bucket of which something is left, */
@@ -78,21 +79,15 @@ INLINE double below(const Row *row, float logit) {
     return far < FARTHEST ? far : FARTHEST;
 }
 
-INLINE void bucket_of_each(const Row *row, int64_t first, int count, int32_t *buckets) {
-    for (int i = 0; i < count; i++) {
-        const double place = below(row, row->logits[first + i]) * FINENESS;
-        buckets[i] = place < BUCKETS - 1 ? (int32_t)place : BUCKETS - 1;
-    }
-}
-
+/* Puts every token into its bucket, once: compiled twice, the same arithmetic may round otherwise. */
 INLINE void count(Row *row) {
-    int32_t buckets[BLOCK];
-    memset(row->counts, 0, sizeof row->counts);
-    for (int64_t first = 0; first < row->size; first += BLOCK) {
-        const int length = length_of(row->size, first);
-        bucket_of_each(row, first, length, buckets);
-        for (int i = 0; i < length; i++) row->counts[buckets[i]]++;
+    row->buckets = (int16_t *)workspace(PLACES, (row->size + 1) / 2);
+    for (int64_t i = 0; i < row->size; i++) {
+        const double place = below(row, row->logits[i]) * FINENESS;
+        row->buckets[i] = (int16_t)(place < BUCKETS - 1 ? (int32_t)place : BUCKETS - 1);
     }
+    memset(row->counts, 0, sizeof row->counts);
+    for (int64_t i = 0; i < row->size; i++) row->counts[row->buckets[i]]++;
     row->last = BUCKETS - 1;
     while (!row->counts[row->last]) row->last--;
     row->in_last = row->counts[row->last];
@@ -100,16 +95,15 @@ INLINE void count(Row *row) {
 
 /* Those that are not below `least`. */
 INLINE void weigh(Row *row, float least) {
-    int32_t buckets[BLOCK];
     double weights[BLOCK];
     memset(row->weights, 0, sizeof row->weights);
     for (int64_t first = 0; first < row->size; first += BLOCK) {
         const int length = length_of(row->size, first);
         const float *logits = row->logits + first;
+        const int16_t *buckets = row->buckets + first;
         int32_t any = 0;
         for (int i = 0; i < length; i++) any |= logits[i] >= least;
         if (!any) continue;
-        bucket_of_each(row, first, length, buckets);
         for (int i = 0; i < length; i++) weights[i] = vanishing(below(row, logits[i]));
         for (int i = 0; i < length; i++) row->weights[buckets[i]] += logits[i] < least ? 0.0 : weights[i];
     }
@@ -123,13 +117,12 @@ static int by_logit(const void *one, const void *other) {
 
 /* The tokens of a bucket, best first; of equal ones the first. */
 INLINE Candidate *sorted_bucket(const Row *row, int bucket) {
-    int32_t buckets[BLOCK];
     Candidate *found = (Candidate *)workspace(CANDIDATES, 4 * row->counts[bucket]);
     int64_t number = 0;
-    for (int64_t first = 0; number < row->counts[bucket]; first += BLOCK) {
+    for (int64_t first = 0; first < row->size; first += BLOCK) {
         const int length = length_of(row->size, first);
+        const int16_t *buckets = row->buckets + first;
         int32_t any = 0;
-        bucket_of_each(row, first, length, buckets);
         for (int i = 0; i < length; i++) any |= buckets[i] == bucket;
         for (int i = 0; any && i < length; i++) {
             const float logit = row->logits[first + i];

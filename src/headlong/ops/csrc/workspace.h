@@ -4,7 +4,7 @@
 #include <stdint.h>
 
 /* Whose; what one asks for stands until it asks again. */
-enum { CORE, SUMS, VALUES, PAIRS, PIECES, ROUTES, EXPERT, OUTPUTS, CANDIDATES, SCORES, NUM_ROOMS };
+enum { CORE, SUMS, VALUES, PAIRS, PIECES, ROUTES, EXPERT, OUTPUTS, PLACES, CANDIDATES, SCORES, NUM_ROOMS };
 
 float *workspace(int room, int64_t count);
 
