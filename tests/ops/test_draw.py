@@ -157,3 +157,23 @@ def test_sampling_from_logits_that_are_none():
     filters = torch.tensor([[1.0, 5, 0.9, 0.1]] * 4, dtype=torch.float64)
     found = sample(logits, filters, torch.zeros(4, 4, dtype=torch.long)).tolist()
     assert found[:3] == [50, 70, 0] and found[3] < 80
+
+
+@needs_native
+def test_sampling_alone_and_in_company():
+    """Rows of other sizes, filters and threads leave nothing behind that the next one sees."""
+    from headlong.ops.draw.native import sample
+
+    filters = torch.tensor(list(FILTERS.values()), dtype=torch.float64).repeat(5, 1)
+    keys = torch.tensor([[3, 0, row, 0] for row in range(60)])
+    threads = torch.get_num_threads()
+    try:
+        for size in (8193, 300):
+            logits = row_logits(size)
+            torch.set_num_threads(3)
+            together = sample(logits, filters, keys)
+            torch.set_num_threads(1)
+            alone = [sample(logits[[row]], filters[[row]], keys[[row]]) for row in reversed(range(60))]
+            assert torch.equal(torch.cat(alone[::-1]), together)
+    finally:
+        torch.set_num_threads(threads)
