@@ -20,7 +20,7 @@ triton_launch.OVERLAPS = tl.constexpr(True)
 from headlong.ops.linear import triton_kernels as linear
 from headlong.ops.moe import triton_kernels as moe
 
-EVEN = ("num_outs", "num_ins", "num_scaled", "num_groups", "num_columns", "row_stride")
+EVEN = ("num_outs", "num_ins", "num_scaled", "num_groups", "num_columns", "row_stride", "expert_stride")
 
 def compiled(kernel, pointers, **constants):
     names = kernel.arg_names
@@ -33,21 +33,27 @@ def compiled(kernel, pointers, **constants):
 missing = dict.fromkeys(("offsets", "row_scales", "bias", "residual", "columns"))
 cut = {"DTYPE": tl.bfloat16, "ZERO": 0, "EVEN": True, "PARTS": 1, "B": 64}
 kinds = {
-    "bfloat16": ({"codes": "*bf16"}, {"scales": None, "CODE": 0, "HALVES": 1, "GROUP": 0, "ROWS": 1, "C": 128}),
-    "fp8": ({"codes": "*i16", "scales": "*fp32"}, {"CODE": 1, "HALVES": 2, "GROUP": 128, "ROWS": 128, "C": 64}),
+    "bfloat16": (
+        {"codes": "*bf16"},
+        {"scales": None, "CODE": 0, "HALVES": 1, "TOGETHER": 1, "GROUP": 0, "ROWS": 1, "C": 128},
+    ),
+    "fp8": (
+        {"codes": "*i16", "scales": "*fp32"},
+        {"CODE": 1, "HALVES": 2, "TOGETHER": 64, "GROUP": 128, "ROWS": 128, "C": 64},
+    ),
 }
 found = {}
 for name, (weights, kind) in kinds.items():
     for width in (8, 16):
         found[f"linear {name} {width}"] = compiled(
             linear.multiply, {"x_ND": "*bf16", "out": "*fp32", **weights}, **missing, **cut, **kind,
-            LATE=name == "fp8", WHOLE=False, M=width,
+            WHOLE=False, M=width,
         )
     for known in (False, True):
         pointers = {"x": "*bf16", "places": "*i32", "pairs": "*i32", "out": "*fp32", **weights}
         found[f"experts {name} {known}"] = compiled(
             moe.multiply, pointers, offsets=None, row_scales=None, **cut, **kind,
-            LATE=name == "fp8", SHARING=1, KNOWN=known, M=16,
+            SHARING=1, KNOWN=known, M=16,
         )
 json.dump(found, sys.stdout)
 """

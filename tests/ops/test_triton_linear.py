@@ -11,7 +11,8 @@ from torch import Tensor
 
 from headlong.errors import CheckpointError
 from headlong.ops.linear import triton_matrix, triton_pieces, triton_widths
-from headlong.ops.linear.triton import TritonLinear, kind_of
+from headlong.ops.linear.triton import TritonLinear
+from headlong.ops.linear.triton_layout import kind_of
 from headlong.ops.linear.triton_matrix import BYTE_PROGRAMS, PROGRAMS, Kind, plan_shape
 from headlong.ops.linear.triton_widths import SURE, WIDTHS, product, width_for
 from headlong.ops.registry import Ops

@@ -172,7 +172,7 @@ def test_experts_nobody_is_routed_to_are_not_read(count):
     logits[:, 20:40] -= 100.0
     wanted = layer(x, logits)
     for stack in (layer.experts.gate_up, layer.experts.down):
-        stack.codes_EOC[20:40] = torch.nan
+        stack.codes[20:40] = torch.nan
     assert torch.equal(layer(x, logits), wanted) and wanted.isfinite().all()
 
 

@@ -38,6 +38,12 @@ def by_column(factors, outs_B, first_column, stride, B: tl.constexpr, C: tl.cons
 
 
 @triton.jit
+def at_rows(outs, row_stride, TOGETHER: tl.constexpr, C: tl.constexpr):
+    """Where the codes of outputs begin. TOGETHER of these lie step by step, the C words of one behind another's."""
+    return (outs // TOGETHER).to(tl.int64) * (TOGETHER * row_stride) + outs % TOGETHER * C
+
+
+@triton.jit
 def add_step(
     acc_BM, x_CM_at, codes_BC, scales, offsets, outs_B, there_M, step, num_outs, num_ins, num_scaled,
     DTYPE: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr, HALVES: tl.constexpr,
@@ -111,32 +117,30 @@ def multiply(
     x_ND, codes, scales, offsets, row_scales, out, bias, residual, columns,
     num_tokens, num_outs, num_ins, row_stride, num_scaled, num_steps, steps_each, all_steps, num_columns,
     DTYPE: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr, HALVES: tl.constexpr,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr, LATE: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr, TOGETHER: tl.constexpr,
     WHOLE: tl.constexpr, PARTS: tl.constexpr, B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """A program's share: `steps_each` of the `all_steps`, of which a tile has `num_steps`, for M of the tokens. Leaves
     pieces of sums, or, WHOLE, what becomes of them. Two PARTS are gates, then as many of what they are gates of."""
-    if not LATE:
-        let_next_start()
+    let_next_start()
     tokens_M = tl.program_id(0) * M + tl.arange(0, M)
     there_M = tokens_M < num_tokens
     first = tl.program_id(1) * steps_each
     last = tl.minimum(first + steps_each, all_steps)
     columns_C = tl.arange(0, C)
     x_CM_at = x_ND + tokens_M.to(tl.int64)[None, :] * num_ins + columns_C[:, None]
-    last_tile = (last - 1) // num_steps
     # A gate and what it is the gate of lie side by side in a tile.
     size, row_B = num_outs // PARTS, tl.arange(0, B)
-    for tile in range(first // num_steps, last_tile + 1):
+    for tile in range(first // num_steps, (last - 1) // num_steps + 1):
         # Outputs past the last are computed from the last one's weights and not stored.
         outs_B = tl.minimum(tile * (B // PARTS) + row_B // PARTS, size - 1) + row_B % PARTS * size
-        codes_at = codes + outs_B.to(tl.int64)[:, None] * row_stride + columns_C[None, :]
+        codes_at = codes + at_rows(outs_B, row_stride, TOGETHER, C)[:, None] + columns_C[None, :]
         acc_BM = tl.zeros((B, M), tl.float32)
         begin = tl.maximum(first - tile * num_steps, 0)
         end = tl.minimum(last - tile * num_steps, num_steps)
         for step in range(begin, end):
             if EVEN or HALVES == 2:
-                codes_BC = tl.load(codes_at + step * C)
+                codes_BC = tl.load(codes_at + step * (TOGETHER * C))
             else:
                 codes_BC = tl.load(
                     codes_at + step * C, mask=(step * C + columns_C < num_ins)[None, :], other=0.0
@@ -146,8 +150,6 @@ def multiply(
                 num_scaled, DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, B, C, M,
             )  # fmt: skip
         wait()
-        if LATE and tile == last_tile:
-            let_next_start()
         if row_scales is not None:
             acc_BM *= tl.load(row_scales + outs_B)[:, None]
         place = tile * (B // PARTS) + tl.arange(0, B // PARTS)[:, None]

@@ -28,8 +28,12 @@ EVEN_TILES = 8
 """Of a program; one more or less does not matter then."""
 COLUMNS = 64
 """That are multiplied at once; twice as many of 16 bits, half as many of float32."""
-STAGES_MEMORY = 112 << 10
-"""Bytes of a multiprocessor's own memory that a program's steps under way may take, so that two programs fit."""
+FEW = 64
+"""Tokens at once up to which two programs shall fit on a multiprocessor; of more, one keeps it busy."""
+STAGES_MEMORY, WIDE_MEMORY = 112 << 10, 160 << 10
+"""Bytes of a multiprocessor's own memory that a program's steps under way may take, for few tokens and for more."""
+TOGETHER = 64
+"""Outputs of packed weights whose codes lie together, step by step: a share is one stretch of memory."""
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -46,8 +50,6 @@ class Plan(NamedTuple):
     registers: int | None
     """Of a thread, at most, where few tokens are multiplied at once, so that as many programs as there are fit on the
     multiprocessors."""
-    late: bool
-    """Whether the next kernel is let start only when all is multiplied: its programs would take the place of ours."""
 
 
 def halves(bits: int) -> int:
@@ -67,13 +69,13 @@ def plan_shape(outs: int, ins: int, *, bits: int = 16) -> Plan:
         programs, num_stages = (BYTE_PROGRAMS, 3) if bits == 8 else (PROGRAMS, 4)
         each = max(triton.cdiv(triton.cdiv(outs, 64) * steps, programs), LEAST_STEPS // 2)
         each = _share(each, steps)
-        return Plan(64, columns, each, 4, num_stages, BYTE_REGISTERS if bits == 8 else None, bits == 8)
+        return Plan(64, columns, each, 4, num_stages, BYTE_REGISTERS if bits == 8 else None)
     block = 128 if triton.cdiv(outs, 128) * steps >= 2 * LEAST_STEPS * PROGRAMS else 64
     each = _share(max(triton.cdiv(triton.cdiv(outs, block) * steps, PROGRAMS), LEAST_STEPS), steps)
     num_stages = 3 if bits > 16 else 4
     if block == 128:
-        return Plan(block, columns, each, 8, num_stages, 128, False)
-    return Plan(block, columns, each, 4, num_stages, None, False)
+        return Plan(block, columns, each, 8, num_stages, 128)
+    return Plan(block, columns, each, 4, num_stages, None)
 
 
 def _share(each: int, steps: int) -> int:
@@ -103,6 +105,22 @@ class Kind(NamedTuple):
         columns = columns_at_once(self.bits) * halves(self.bits)
         return triton.cdiv(ins, columns) * columns
 
+    def words(self, ins: int) -> int:
+        """Of an output."""
+        return ins if halves(self.bits) == 1 else self.padded(ins) // halves(self.bits)
+
+    @property
+    def together(self) -> int:
+        """Outputs whose codes lie step by step; floats lie row by row, as they are stored."""
+        return 1 if halves(self.bits) == 1 else TOGETHER
+
+
+def tiled(codes_OW: Tensor) -> Tensor:
+    """Packed weights as they lie: [tiles, steps, outputs of a tile, words]; the last tile is filled up."""
+    missing = -len(codes_OW) % TOGETHER
+    codes_OW = torch.nn.functional.pad(codes_OW, (0, 0, 0, missing))
+    return codes_OW.view(-1, TOGETHER, codes_OW.shape[1] // COLUMNS, COLUMNS).transpose(1, 2).contiguous()
+
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
@@ -111,17 +129,15 @@ class Matrix:
     kind: Kind
     dtype: torch.dtype
     """What is multiplied in."""
+    outs: int
     ins: int
-    codes_OC: Tensor
+    codes: Tensor
+    """[O, D] floats, else [tiles, steps, outputs of a tile, words]."""
     scales_GO: Tensor | None
     offsets_GO: Tensor | None
     row_scales_O: Tensor | None
     columns_O: Tensor | None
     """Where outputs go, if not one beside the other from the first on."""
-
-    @property
-    def outs(self) -> int:
-        return self.codes_OC.shape[0]
 
     @cached_property
     def plan(self) -> Plan:
@@ -171,14 +187,15 @@ class Matrix:
         columns_O: Tensor | None = None, *, num_columns: int, whole: bool = False, parts: int = 1,
     ) -> None:  # fmt: skip
         num_tokens, plan, kind = len(x_ND), self.plan, self.kind
+        shorter = self._shorter(width)
         multiply[triton.cdiv(num_tokens, width), triton.cdiv(self.all_steps, plan.steps_each)](
-            x_ND, self.codes_OC, self.scales_GO, self.offsets_GO, self.row_scales_O, out, bias, residual_NO, columns_O,
-            num_tokens, self.outs, self.ins, self.codes_OC.stride(0),
-            0 if self.scales_GO is None else self.scales_GO.shape[1], self.num_steps, plan.steps_each,
-            self.all_steps, num_columns,
+            x_ND, self.codes, self.scales_GO, self.offsets_GO, self.row_scales_O, out, bias, residual_NO, columns_O,
+            num_tokens, self.outs, self.ins, kind.words(self.ins),
+            0 if self.scales_GO is None else self.scales_GO.shape[1], shorter * self.num_steps,
+            shorter * plan.steps_each, shorter * self.all_steps, num_columns,
             DTYPE=DTYPES[self.dtype], CODE=kind.code, ZERO=kind.zero, HALVES=halves(kind.bits),
-            GROUP=kind.group, ROWS=kind.rows, EVEN=kind.padded(self.ins) == self.ins, LATE=plan.late,
-            WHOLE=whole, PARTS=parts, B=plan.block_outs, C=plan.block_ins, M=width,
+            GROUP=kind.group, ROWS=kind.rows, EVEN=kind.padded(self.ins) == self.ins,
+            TOGETHER=kind.together, WHOLE=whole, PARTS=parts, B=plan.block_outs, C=plan.block_ins // shorter, M=width,
             num_warps=plan.num_warps * (2 if width > 128 else 1), num_stages=self._num_stages(width),
             maxnreg=self._registers(width), **OPTIONS,
         )  # fmt: skip
@@ -187,9 +204,15 @@ class Matrix:
         """More tokens need more of them, above all for few threads."""
         return self.plan.registers if width <= 8 * self.plan.num_warps else None
 
+    def _shorter(self, width: int) -> int:
+        """By what a step is shorter than the plan's, so that more of them are under way. Columns are multiplied in the
+        same order, sixteen after sixteen, and pieces cut at the same ones."""
+        return 2 if width > FEW and self.kind.bits == 16 else 1
+
     def _num_stages(self, width: int) -> int:
         """The plan's, or as many as there is room for where many tokens are multiplied at once."""
-        plan = self.plan
-        codes = plan.block_outs * plan.block_ins * self.codes_OC.element_size()
-        inputs = width * plan.block_ins * halves(self.kind.bits) * self.dtype.itemsize
-        return max(min(plan.num_stages, STAGES_MEMORY // (codes + inputs)), 2)
+        plan, columns = self.plan, self.plan.block_ins // self._shorter(width)
+        codes = plan.block_outs * columns * self.codes.element_size()
+        inputs = width * columns * halves(self.kind.bits) * self.dtype.itemsize
+        room = WIDE_MEMORY if width > FEW else STAGES_MEMORY
+        return max(min(plan.num_stages, room // (codes + inputs)), 2)

@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from headlong.ops.linear.triton_matrix import COLUMNS, Kind, Matrix
+from headlong.ops.linear.triton_matrix import COLUMNS, Kind, Matrix, tiled
 from headlong.ops.linear.triton_pieces import add
 from headlong.ops.linear.triton_unpack import FLOAT, INTERPRETED
 
@@ -35,7 +35,7 @@ def width_for(num_tokens: int, matrix: Matrix) -> int:
     wanted = min(next((width for width in WIDTHS if width >= max(num_tokens, least)), most), most)
     if wanted == SURE or _interpreted():
         return SURE
-    return wanted if _agrees(matrix.kind, matrix.dtype, matrix.codes_OC.device, wanted) else SURE
+    return wanted if _agrees(matrix.kind, matrix.dtype, matrix.codes.device, wanted) else SURE
 
 
 def _interpreted() -> bool:
@@ -61,14 +61,14 @@ def some_matrix(kind: Kind, dtype: torch.dtype, generator: torch.Generator) -> M
         codes = torch.randn(OUTS, INS, generator=generator, device=device).to(kind.stored)
     else:
         words = torch.randint(-(1 << 15), 1 << 15, (OUTS, INS // 2), generator=generator, device=device)
-        codes = (words & WITHOUT_NAN).to(kind.stored)
+        codes = tiled((words & WITHOUT_NAN).to(kind.stored))
     groups = -(-INS // kind.group) if kind.group else 0
 
     def factors(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator, device=device) + 0.5
 
     return Matrix(
-        kind, dtype, INS, codes,
+        kind, dtype, OUTS, INS, codes,
         scales_GO=factors(groups, -(-OUTS // kind.rows)) if groups else None,
         offsets_GO=factors(groups, OUTS) if kind.has_offsets else None,
         row_scales_O=factors(OUTS) if kind.row_scaled else None,

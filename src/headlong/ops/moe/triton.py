@@ -55,10 +55,12 @@ class Stack:
     kind: Kind
     dtype: torch.dtype
     """What is multiplied in."""
+    outs: int
     ins: int
     plan: Plan
     gated: bool
-    codes_EOC: Tensor
+    codes: Tensor
+    """Of each expert, as in a `Matrix`."""
     scales_EGO: Tensor | None
     offsets_EGO: Tensor | None
     row_scales_EO: Tensor | None
@@ -68,10 +70,10 @@ class Stack:
         """Room for so many."""
         plan = plan_shape(matrix.kind, gated=gated)
         parts = [None if part is None else part.new_empty(count, *part.shape) for part in _parts(matrix)]
-        return cls(matrix.kind, matrix.dtype, matrix.ins, plan, gated, *parts)
+        return cls(matrix.kind, matrix.dtype, matrix.outs, matrix.ins, plan, gated, *parts)
 
     def put(self, expert: int, matrix: Matrix) -> None:
-        rooms = (self.codes_EOC, self.scales_EGO, self.offsets_EGO, self.row_scales_EO)
+        rooms = (self.codes, self.scales_EGO, self.offsets_EGO, self.row_scales_EO)
         for room, part in zip(rooms, _parts(matrix), strict=True):
             if room is not None and part is not None:
                 room[expert].copy_(part)
@@ -82,23 +84,24 @@ class Stack:
 
     @property
     def out_size(self) -> int:
-        return self.codes_EOC.shape[1] // self.parts
+        return self.outs // self.parts
 
     def multiply(
         self, x: Tensor, places: Tensor, pairs_P: Tensor, sharing: int, dtype: torch.dtype, *, known: bool = False
     ) -> Tensor:  # fmt: skip
         """For each pair, in `dtype`; `sharing` pairs have one row of `x`. `known` says that what was launched last is
         another such product of these places."""
-        kind, plan, codes, scales = self.kind, self.plan, self.codes_EOC, self.scales_EGO
+        kind, plan, codes, scales = self.kind, self.plan, self.codes, self.scales_EGO
         out = x.new_empty((len(pairs_P), self.out_size), dtype=dtype)
         step = plan.block_ins * halves(kind.bits)
         kernels.multiply[triton.cdiv(self.out_size, plan.block_outs // self.parts), len(places)](
             x, codes, scales, self.offsets_EGO, self.row_scales_EO, places, pairs_P, out,
-            codes.shape[1], self.ins, codes.stride(1), 0 if scales is None else scales.shape[1],
+            self.outs, self.ins, kind.words(self.ins), codes.stride(0), 0 if scales is None else scales.shape[1],
             0 if scales is None else scales.shape[2], triton.cdiv(self.ins, step),
             DTYPE=DTYPES[self.dtype], CODE=kind.code, ZERO=kind.zero, HALVES=halves(kind.bits),
-            GROUP=kind.group, ROWS=kind.rows, EVEN=self.ins % step == 0, LATE=kind.bits == 8,
-            SHARING=sharing, PARTS=self.parts, KNOWN=known, B=plan.block_outs, C=plan.block_ins, M=PAIRS,
+            GROUP=kind.group, ROWS=kind.rows, EVEN=self.ins % step == 0, TOGETHER=kind.together,
+            SHARING=sharing, PARTS=self.parts, KNOWN=known,
+            B=plan.block_outs, C=plan.block_ins, M=PAIRS,
             num_warps=plan.num_warps, num_stages=plan.num_stages, **OPTIONS,
         )  # fmt: skip
         return out
@@ -113,7 +116,7 @@ class TritonExperts:
         self.gate_up, self.down = gate_up, down
         self.num_experts, self.num_active = weights.num_experts, weights.num_active
         self.normalise = weights.normalise
-        self.has_shared = len(gate_up.codes_EOC) > self.num_experts
+        self.has_shared = len(gate_up.codes) > self.num_experts
         self.ranks = self.num_active + self.has_shared
         self._tokens_at_once = max(WORKSPACE // (self.ranks * max(gate_up.out_size, down.out_size)), 1)
 
@@ -207,7 +210,7 @@ class TritonExperts:
 
 
 def _parts(matrix: Matrix) -> tuple[Tensor | None, ...]:
-    return matrix.codes_OC, matrix.scales_GO, matrix.offsets_GO, matrix.row_scales_O
+    return matrix.codes, matrix.scales_GO, matrix.offsets_GO, matrix.row_scales_O
 
 
 def _matrices(weights: ExpertWeights, dtype: torch.dtype) -> list[Matrix] | str:
@@ -227,8 +230,7 @@ def _matrix(weights: Sequence[Weight], dtype: torch.dtype) -> Matrix | str:
 
 def _alike(some: Sequence[Matrix], others: Sequence[Matrix]) -> bool:
     return all(
-        a.kind == b.kind and a.ins == b.ins and a.codes_OC.shape == b.codes_OC.shape
-        for a, b in zip(some, others, strict=True)
+        a.kind == b.kind and (a.outs, a.ins) == (b.outs, b.ins) for a, b in zip(some, others, strict=True)
     )
 
 

@@ -15,7 +15,7 @@ N tokens, P pairs, E experts, A experts a token, D inputs, O outputs; a tile has
 import triton
 import triton.language as tl
 
-from headlong.ops.linear.triton_kernels import add_step
+from headlong.ops.linear.triton_kernels import add_step, at_rows
 from headlong.ops.triton_launch import follow, let_next_start, wait, waited
 
 LOWEST = tl.constexpr(-(2**63))
@@ -113,10 +113,10 @@ def group(
 @triton.jit(do_not_specialize=["num_steps"])
 def multiply(
     x, codes, scales, offsets, row_scales, places, pairs, out,
-    num_outs, num_ins, row_stride, num_groups, num_scaled, num_steps,
+    num_outs, num_ins, row_stride, expert_stride, num_groups, num_scaled, num_steps,
     DTYPE: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr, HALVES: tl.constexpr,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr, LATE: tl.constexpr,
-    SHARING: tl.constexpr, PARTS: tl.constexpr, KNOWN: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr,
+    TOGETHER: tl.constexpr, SHARING: tl.constexpr, PARTS: tl.constexpr, KNOWN: tl.constexpr,
     B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """A tile of an expert's outputs for the pairs of a place. SHARING pairs, one after the other, have one input.
@@ -124,8 +124,7 @@ def multiply(
     kernel before began, and it waited before it let this one start: only the inputs have to be waited for."""
     if not KNOWN:
         wait()
-    if not LATE:
-        let_next_start()
+    let_next_start()
     place = places + 3 * tl.program_id(1)
     count = tl.load(place + 2)
     if count == 0:
@@ -140,8 +139,8 @@ def multiply(
     row_B = tl.arange(0, B)
     outs_B = tl.minimum(tl.program_id(0) * (B // PARTS) + row_B // PARTS, size - 1) + row_B % PARTS * size
     columns_C = tl.arange(0, C)
-    codes_at = codes + expert * num_outs * row_stride
-    codes_at = codes_at + (outs_B.to(tl.int64)[:, None] * row_stride + columns_C[None, :])
+    codes_at = codes + expert * expert_stride
+    codes_at = codes_at + (at_rows(outs_B, row_stride, TOGETHER, C)[:, None] + columns_C[None, :])
     x_CM_at = x + (pairs_M // SHARING)[None, :] * num_ins + columns_C[:, None]
     if scales is not None:
         scales += expert * num_groups * num_scaled
@@ -150,7 +149,7 @@ def multiply(
     acc_BM = tl.zeros((B, M), tl.float32)
     for step in range(num_steps):
         if EVEN or HALVES == 2:
-            codes_BC = tl.load(codes_at + step * C)
+            codes_BC = tl.load(codes_at + step * (TOGETHER * C))
         else:
             codes_BC = tl.load(codes_at + step * C, mask=(step * C + columns_C < num_ins)[None, :], other=0.0)
         acc_BM = add_step(
@@ -158,8 +157,6 @@ def multiply(
             num_outs, num_ins, num_scaled, DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, B, C, M,
         )  # fmt: skip
     wait()
-    if LATE:
-        let_next_start()
     if row_scales is not None:
         acc_BM *= tl.load(row_scales + expert * num_outs + outs_B)[:, None]
     if PARTS == 2:

@@ -1,0 +1,247 @@
+"""Weights as the GPU's kernels read them: those of one kind in one matrix, their rows in the order of the outputs. What
+is packed is laid out anew; floats that need no order stay where they are."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from headlong.errors import CheckpointError
+from headlong.ops.linear.triton_matrix import COLUMNS, DTYPES, TOGETHER, Kind, Matrix, tiled
+from headlong.ops.linear.triton_unpack import E2M1, E4M3, FLOAT, INTEGER, NIBBLE
+from headlong.quant.format import PackedWeight, Weight
+from headlong.quant.fp8 import Fp8Weight
+from headlong.quant.nvfp4 import Nvfp4Weight
+from headlong.quant.plain import PlainWeight
+
+LOADED_ROWS = 1024
+"""Of a weight that is laid out anew, so that little of it is held twice."""
+
+
+class Rows(NamedTuple):
+    """Some rows of a weight, ready to be laid out."""
+
+    codes_RC: Tensor
+    scales_RG: Tensor | None = None
+    offsets_RG: Tensor | None = None
+    row_scales_R: Tensor | None = None
+
+
+def kind_of(weight: Weight) -> Kind | str:
+    """Or the reason why no kernel can multiply it."""
+    if isinstance(weight, PlainWeight):
+        weight = weight.weight_OD
+    if isinstance(weight, Tensor):
+        if weight.dtype not in DTYPES:
+            return f"it does not multiply {weight.dtype}"
+        return Kind(FLOAT, weight.dtype, 8 * weight.element_size())
+    if isinstance(weight, Fp8Weight):
+        rows, columns = weight.block
+        if weight.weight_OD.dtype != torch.float8_e4m3fn:
+            return f"it does not multiply {weight.weight_OD.dtype}"
+        if columns >= weight.in_features and rows in (1, weight.out_features):
+            return Kind(E4M3, torch.int16, 8, row_scaled=True)
+        kind = Kind(E4M3, torch.int16, 8, columns, rows)
+    elif isinstance(weight, Nvfp4Weight):
+        kind = Kind(E2M1, torch.uint8, 4, weight.group, row_scaled=True)
+    else:
+        kind = _whole_numbers(weight)
+    if isinstance(kind, Kind) and kind.group % COLUMNS and (kind.group < 1 or COLUMNS % kind.group):
+        return f"groups of {kind.group} columns do not fit its steps of {COLUMNS}"
+    return kind
+
+
+def _whole_numbers(weight: PackedWeight) -> Kind | str:
+    grouping = weight.grouping()
+    if grouping is None:
+        return f"{weight.format.label} weights are not whole numbers by even groups"
+    lowest, highest = grouping.lowest, grouping.highest
+    if lowest >= -8 and highest <= (7 if lowest < 0 else 15):
+        code, stored, bits, zero = NIBBLE, torch.uint8, 4, 8 if lowest < 0 else 0
+    elif lowest >= -128 and highest <= (127 if lowest < 0 else 255):
+        code, stored, bits, zero = INTEGER, torch.int16, 8, 0 if lowest < 0 else -128
+    else:
+        return f"codes from {lowest} to {highest} do not fit a byte"
+    if grouping.group >= weight.in_features and not grouping.has_offsets:
+        return Kind(code, stored, bits, zero=zero, row_scaled=True)
+    whole = -(-grouping.group // COLUMNS) * COLUMNS
+    group = whole if grouping.group >= weight.in_features else grouping.group
+    return Kind(code, stored, bits, group, zero=zero, has_offsets=grouping.has_offsets)
+
+
+def rows_of(weight: Weight, kind: Kind, first: int, last: int) -> Rows:
+    """The rows [first, last) as the kernels read them."""
+    if isinstance(weight, PlainWeight):
+        weight = weight.weight_OD
+    if isinstance(weight, Tensor):
+        return Rows(weight[first:last])
+    if isinstance(weight, Fp8Weight):
+        places = torch.arange(first, last, device=weight.device) // weight.block[0]
+        scales_RG = weight.scale_RC.float()[places]
+        codes = by_halves(_numbers(weight.weight_OD[first:last]), 8)
+        return Rows(codes, None, None, scales_RG[:, 0]) if kind.row_scaled else Rows(codes, scales_RG)
+    if isinstance(weight, Nvfp4Weight):
+        whole = weight.global_scale.reciprocal() if weight.divides else weight.global_scale
+        packed = weight.codes_OB[first:last]
+        codes = torch.stack((packed & 15, packed >> 4), dim=2).flatten(1)
+        return Rows(by_halves(codes, 4), weight.scale_OG[first:last], None, whole.expand(last - first))
+    codes, scales, offsets, scale_wholes, offset_wholes = weight.grouped(first, last)
+    scales, offsets = _whole(scales, scale_wholes), _whole(offsets, offset_wholes)
+    codes = by_halves((codes.int() + kind.zero & 255).to(torch.uint8), kind.bits)
+    assert scales is not None
+    return Rows(codes, None, None, scales[:, 0]) if kind.row_scaled else Rows(codes, scales, offsets)
+
+
+def _whole(parts_RG: Tensor | None, wholes_RW: Tensor | None) -> Tensor | None:
+    """Factors in float32; those made of parts are multiplied with what some of them share."""
+    if parts_RG is None or wholes_RW is None:
+        return None if parts_RG is None else parts_RG.float()
+    span = parts_RG.shape[1] // wholes_RW.shape[1]
+    return parts_RG.float() * wholes_RW.float().repeat_interleave(span, dim=1)
+
+
+def by_halves(codes_RD: Tensor, bits: int) -> Tensor:
+    """Two codes to a word: those of a step's first columns in the low halves, those of the others in the high ones."""
+    missing = -codes_RD.shape[1] % (2 * COLUMNS)
+    steps_RS2C = torch.nn.functional.pad(codes_RD, (0, missing)).unflatten(1, (-1, 2, COLUMNS))
+    words_RS2C = steps_RS2C if bits == 4 else steps_RS2C.to(torch.int16)
+    return (words_RS2C[:, :, 0] | words_RS2C[:, :, 1] << bits).flatten(1)
+
+
+def _numbers(weight_RD: Tensor) -> Tensor:
+    """The bytes of e4m3, of which 127 and 255 are no numbers: the kernels do not know these."""
+    codes = weight_RD.view(torch.uint8)
+    if bool(((codes & 127) == 127).any()):
+        raise CheckpointError("an FP8 weight has values that are no numbers")
+    return codes
+
+
+def shape_of(weight: Weight) -> tuple[int, int]:
+    if isinstance(weight, Tensor):
+        return weight.shape[0], weight.shape[1]
+    return weight.out_features, weight.in_features
+
+
+def matrices_of(weights: Sequence[Weight], order: Tensor | None, dtype: torch.dtype) -> list[Matrix]:
+    """One for each kind, its rows in the order of their outputs."""
+    sizes = [shape_of(weight)[0] for weight in weights]
+    place_O = torch.arange(sum(sizes)) if order is None else order.cpu().argsort()
+    kinds = [kind_of(weight) for weight in weights]
+    parts = list(zip(weights, place_O.split(sizes), kinds, strict=True))
+    matrices = []
+    for kind in dict.fromkeys(kinds):
+        assert isinstance(kind, Kind), kind
+        own = [weight for weight, _, other in parts if other == kind]
+        columns_O, rows_O = torch.cat([place for _, place, other in parts if other == kind]).sort()
+        places = rows_O.argsort().split([shape_of(weight)[0] for weight in own])
+        mixed = columns_O if len(columns_O) < len(place_O) else None
+        matrices.append(_lay_out(kind, own, places, mixed, dtype))
+    return matrices
+
+
+def _lay_out(
+    kind: Kind, weights: list[Weight], places: Sequence[Tensor], columns_O: Tensor | None, dtype: torch.dtype
+) -> Matrix:
+    """Row r of a weight becomes row `place[r]` of the matrix."""
+    ins, outs = shape_of(weights[0])[1], sum(map(len, places))
+    if not all(_keeps_blocks(place_R, kind.rows) for place_R in places):
+        kind = kind._replace(rows=1)
+    in_order = len(weights) == 1 and torch.equal(places[0], torch.arange(outs))
+    as_is = in_order and kind.code == FLOAT
+    sample = rows_of(weights[0], kind, 0, outs if as_is else 1)
+    codes = sample.codes_RC.contiguous()
+    if not as_is:
+        codes = codes.new_zeros(_codes_shape(kind, outs, ins), dtype=kind.stored)
+    groups = triton.cdiv(kind.padded(ins), kind.group or 1)
+    scales_OG = _room(sample.scales_RG, triton.cdiv(outs, kind.rows), groups)
+    offsets_OG = _room(sample.offsets_RG, outs, groups)
+    row_scales_O = _room(sample.row_scales_R, outs)
+    for weight, place_R in zip(weights, places, strict=True):
+        for begin in range(0, len(place_R), LOADED_ROWS):
+            at = place_R[begin : begin + LOADED_ROWS].to(weight.device)
+            rows = rows_of(weight, kind, begin, begin + len(at))
+            if not as_is:
+                _put_codes(codes, rows.codes_RC, at)
+            first_of_block = at % kind.rows == 0
+            if rows.scales_RG is not None:
+                _put(scales_OG, rows.scales_RG[first_of_block], at[first_of_block] // kind.rows)
+            _put(offsets_OG, rows.offsets_RG, at)
+            _put(row_scales_O, rows.row_scales_R, at)
+    columns = None if columns_O is None else columns_O.to(codes.device, torch.int32)
+    dtype = kind.stored if kind.code == FLOAT else dtype
+    return Matrix(
+        kind, dtype, outs, ins, codes, _across(scales_OG), _across(offsets_OG), row_scales_O, columns
+    )
+
+
+def picked(whole: Matrix, outs_T: Tensor) -> Matrix:
+    """Of outputs that shared a scale each has its own now."""
+
+    def across(factors_GO: Tensor | None, outs_T: Tensor) -> Tensor | None:
+        return None if factors_GO is None else _rows(factors_GO.t(), outs_T).t().contiguous()
+
+    return replace(
+        whole,
+        kind=whole.kind._replace(rows=1),
+        outs=len(outs_T),
+        codes=_picked_codes(whole.codes, outs_T),
+        scales_GO=across(whole.scales_GO, outs_T // whole.kind.rows),
+        offsets_GO=across(whole.offsets_GO, outs_T),
+        row_scales_O=None if whole.row_scales_O is None else whole.row_scales_O[outs_T],
+    )
+
+
+def _codes_shape(kind: Kind, outs: int, ins: int) -> tuple[int, ...]:
+    if kind.together == 1:
+        return outs, kind.words(ins)
+    return triton.cdiv(outs, TOGETHER), kind.words(ins) // COLUMNS, TOGETHER, COLUMNS
+
+
+def _put_codes(codes: Tensor, rows_RC: Tensor, at: Tensor) -> None:
+    if codes.ndim == 2:
+        codes[at] = rows_RC
+    else:
+        codes[at // TOGETHER, :, at % TOGETHER] = rows_RC.unflatten(1, (-1, COLUMNS))
+
+
+def _picked_codes(codes: Tensor, outs_T: Tensor) -> Tensor:
+    if codes.ndim == 2:
+        return codes[outs_T]
+    return tiled(codes[outs_T // TOGETHER, :, outs_T % TOGETHER].flatten(1))
+
+
+def _rows(tensor: Tensor, rows: Tensor) -> Tensor:
+    """A copy of some rows, also of float8, of which not every device can pick any."""
+    if tensor.dtype != torch.float8_e4m3fn:
+        return tensor[rows]
+    return tensor.view(torch.uint8)[rows].view(tensor.dtype)
+
+
+def _keeps_blocks(place_R: Tensor, rows: int) -> bool:
+    """Whether rows that share a scale stay together, and lie where such a block may begin."""
+    row_R = torch.arange(len(place_R))
+    begin_R = place_R[row_R // rows * rows]
+    return bool((place_R == begin_R + row_R % rows).all()) and not bool((begin_R % rows).any())
+
+
+def _room(like: Tensor | None, *shape: int) -> Tensor | None:
+    """Zeros, where there is such a part at all."""
+    return None if like is None else like.new_zeros(shape)
+
+
+def _put(room: Tensor | None, rows: Tensor | None, at: Tensor) -> None:
+    if room is None or rows is None:
+        return
+    if room.dtype == torch.float8_e4m3fn:
+        # Of which not every device can pick rows.
+        room, rows = room.view(torch.uint8), rows.view(torch.uint8)
+    room = room[:, : rows.shape[1]] if rows.ndim == 2 else room
+    room[at] = rows.to(room.dtype)
+
+
+def _across(factors_OG: Tensor | None) -> Tensor | None:
+    """So that those of neighbouring outputs lie side by side."""
+    return None if factors_OG is None else factors_OG.t().contiguous()
