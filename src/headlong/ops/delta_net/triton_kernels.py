@@ -170,15 +170,14 @@ def _run_tokens(
     S, S_at, in_S, drafts, inputs, out, replay, certain, num_drafts, d, e, in_e,
     H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
-    """The delta rule over all of a row's tokens; each is read while the one before runs."""
+    """The delta rule over all of a row's tokens; each is read while the two before it run."""
     total = replay + certain + num_drafts
-    k, v, decay, beta, q = _brought(drafts, inputs, total * 0, replay, d, e, in_e, H, D, E)
+    # The last is read more than once, so that no load needs a condition.
+    this = _brought(drafts, inputs, total * 0, replay, d, e, in_e, H, D, E)
+    then = _brought(drafts, inputs, tl.minimum(1, total - 1), replay, d, e, in_e, H, D, E)
     for i in range(total):
-        # The last is read twice, so that no load needs a condition.
-        following = tl.minimum(i + 1, total - 1)
-        next_k, next_v, next_decay, next_beta, next_q = _brought(
-            drafts, inputs, following, replay, d, e, in_e, H, D, E
-        )
+        after = _brought(drafts, inputs, tl.minimum(i + 2, total - 1), replay, d, e, in_e, H, D, E)
+        k, v, decay, beta, q = this
         S = S * decay
         change = (v - tl.sum(k[:, None] * S, 0)) * beta
         S = tl.fma(k[:, None], change[None, :], S)
@@ -186,7 +185,7 @@ def _run_tokens(
         tl.store(to, tl.sum(q[:, None] * S, 0), mask=e < tl.where(i < replay, 0, E))
         if i + 1 == replay + certain:
             tl.store(S_at, S, mask=in_S)
-        k, v, decay, beta, q = next_k, next_v, next_decay, next_beta, next_q
+        this, then = then, after
 
 
 @triton.jit(do_not_specialize_on_alignment=["projected"])
