@@ -2,8 +2,9 @@
 
     python benchmarks/sampling.py [--vocab 8192,248320] [--tokens 1,4] [--device cpu] [--repeats 30]
 
-Logits are random, and a few dozen tokens stand out as they do in text. Medians in milliseconds of `Sampler.choose`,
-which decides all tokens of a step at once. Ends in one JSON line.
+Logits are random, and a few dozen tokens stand out as they do in text. Medians in milliseconds: on a CPU of
+`Sampler.choose`, which decides all tokens of a step at once; on a GPU of `Sampler.choose_alike` in a recorded graph, as
+a step has it, by the device's clock, and beside it the same by torch's operations. Ends in one JSON line.
 """
 
 import argparse
@@ -34,6 +35,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 SPREAD, LIKELY = 2.5, 48
 """Standard deviation of logits; and how many tokens stand out."""
+IN_A_ROW = 8
+"""Choices in a recorded graph: so that starting it does not count."""
 
 
 def some_logits(tokens: int, vocab: int, device: torch.device) -> torch.Tensor:
@@ -52,6 +55,44 @@ def milliseconds(sampler: Sampler, logits_LV: torch.Tensor, entries: list[Entry]
     return 1e3 * statistics.median(times)
 
 
+def recorded_milliseconds(sampler: Sampler, logits_LV: torch.Tensor, repeats: int) -> float:
+    """On the device alone."""
+    slots_L = torch.ones(len(logits_LV), dtype=torch.long, device=logits_LV.device)
+    positions_L, kind = torch.arange(len(logits_LV), device=logits_LV.device), sampler.alike([1])
+    if kind is None:  # greedy
+        choose = lambda: sampler.best(logits_LV)  # noqa: E731
+    else:
+        choose = lambda: sampler.choose_alike(logits_LV, slots_L, positions_L, kind)  # noqa: E731
+    choose()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(IN_A_ROW):
+            choose()
+    times = []
+    for _ in range(repeats + 1):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        graph.replay()
+        ended.record()
+        ended.synchronize()
+        times.append(began.elapsed_time(ended) / IN_A_ROW)
+    return statistics.median(times[1:])
+
+
+def measured(
+    given: dict[str, Any], vocab: int, tokens: int, device: torch.device, repeats: int
+) -> list[float]:
+    """With the device's ops; on a GPU by torch's operations, too."""
+    ops, table = Ops(torch.float32, device), SamplingTable(1, vocab, device)
+    table.set(1, Request("row", (0,), SamplingParams(seed=1, **given), seed=1), [])
+    logits_LV = some_logits(tokens, vocab, device)
+    sampler = Sampler(table, ops.best, ops.draw, ops.sample)
+    if device.type == "cpu":
+        return [milliseconds(sampler, logits_LV, [Entry(1, 5, 0, 0, tokens)], repeats)]
+    plain = Sampler(table, draw=ops.draw)
+    return [recorded_milliseconds(each, logits_LV, repeats) for each in (sampler, plain)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -63,20 +104,20 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=30)
     args = parser.parse_args()
     device = torch.device(args.device)
-    ops = Ops(torch.float32, device)
     shapes = [(vocab, tokens) for vocab in args.vocab for tokens in args.tokens]
-    found: dict[str, list[float]] = {}
-    for kind, given in KINDS.items():
-        for vocab, tokens in shapes:
-            table = SamplingTable(1, vocab, device)
-            table.set(1, Request("row", (0,), SamplingParams(seed=1, **given), seed=1), [])
-            sampler = Sampler(table, ops.best, ops.draw, ops.sample)
-            logits_LV, entries = some_logits(tokens, vocab, device), [Entry(1, 5, 0, 0, tokens)]
-            spent = milliseconds(sampler, logits_LV, entries, args.repeats)
-            found.setdefault(kind, []).append(round(spent, 3))
-    out = Table("ms", *(f"{tokens} of {vocab:,}" for vocab, tokens in shapes))
+    found = {
+        kind: [
+            [round(spent, 4) for spent in measured(given, vocab, tokens, device, args.repeats)]
+            for vocab, tokens in shapes
+        ]
+        for kind, given in KINDS.items()
+    }
+    beside = "" if device.type == "cpu" else " (torch)"
+    out = Table("ms", *(f"{tokens} of {vocab:,}{beside}" for vocab, tokens in shapes))
     for kind, times in found.items():
-        out.add_row(kind, *map(str, times))
+        out.add_row(
+            kind, *(" ".join([str(own), *(f"({other})" for other in others)]) for own, *others in times)
+        )
     Console(width=110).print(out)
     print(json.dumps({"benchmark": "sampling", "device": args.device, "shapes": shapes, "ms": found}))
 

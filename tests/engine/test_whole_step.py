@@ -141,13 +141,18 @@ def test_rows_of_two_kinds_go_by_parts(service_of, truth, monkeypatch):
 
 
 def test_sampled_rows_give_the_tokens_of_steps_by_parts(service_of, monkeypatch):
-    filtered = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.02, "seed": 3}
+    """Each by its own filters."""
     service = service_of()
+
+    def requests(depths):
+        first, other = requests_of(service, depths, temperature=0.9, top_k=40, top_p=0.95, min_p=0.02, seed=3)
+        return [first, replace(other, params=replace(other.params, temperature=0.7, top_k=0))]
+
     with monkeypatch.context() as patch:
         patch.setattr(WholeStep, "takes", lambda _self, _plan: False)
-        expected, _ = outputs(service, requests_of(service, (0, 0), **filtered))
+        expected, _ = outputs(service, requests((0, 0)))
     seen = counted(monkeypatch)
     right(service, expected, monkeypatch)
-    found, stood = outputs(service, requests_of(service, (2, 1), **filtered))
+    found, stood = outputs(service, requests((2, 1)))
     assert found == expected and max(seen) == 2
     assert max(stood) >= 1 and 0 in stood

@@ -7,7 +7,7 @@ import torch
 
 from headlong.ops import native
 from headlong.params import SamplingParams
-from headlong.sampling import noise, sampler
+from headlong.sampling import noise, trials
 from headlong.sampling.processors import FilterKind, shape_all
 from headlong.sampling.table import SamplingTable
 from headlong.types import Request
@@ -49,8 +49,8 @@ kernels = pytest.mark.parametrize(
 @kernels
 def test_it_is_the_best_of_scores_and_noise(size, heat, device):
     scores, keys = cases(size, heat, rows=ROWS if device == "cpu" else 6)
-    unit = noise.uniform_vocab(*keys.T.contiguous(), size)
-    wanted = (scores + noise.gumbel(unit)).argmax(-1)
+    seed, choice, position, stream = keys.unbind(1)
+    wanted = noise.draw(scores, (seed, choice, position, stream))
     assert torch.equal(draw(scores, keys, device), wanted)
 
 
@@ -91,12 +91,12 @@ def test_it_samples_the_distribution():
 @needs_native
 def test_a_kernel_that_draws_others_is_found(monkeypatch, caplog):
     """As is asked of a GPU's before it serves."""
-    monkeypatch.setattr(sampler, "TRIED_TOKENS", 300)
+    monkeypatch.setattr(trials, "TOKENS", 300)
     cpu = torch.device("cpu")
-    assert sampler.agrees(lambda scores, keys: draw(scores, keys), cpu)
+    assert trials.draws_alike(lambda scores, keys: draw(scores, keys), cpu)
     for column in range(4):
         other = torch.eye(4, dtype=torch.long)[column]
-        assert not sampler.agrees(lambda scores, keys, other=other: draw(scores, keys + other), cpu)
+        assert not trials.draws_alike(lambda scores, keys, other=other: draw(scores, keys + other), cpu)
     assert "tokens are drawn by torch on cpu" in caplog.text
 
 

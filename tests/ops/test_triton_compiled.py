@@ -1,5 +1,6 @@
 """What the compiler makes of a product's loop, which no result tells: the first weights are asked for before the wait,
-inputs after it. Compiled for a GPU that need not be there, in a process that does not interpret."""
+inputs after it. And that it compiles what samples tokens. For a GPU that need not be there, in a process that does not
+interpret."""
 
 import json
 import os
@@ -17,6 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from headlong.ops import triton_launch
 triton_launch.OVERLAPS = tl.constexpr(True)
+from headlong.ops.draw import triton_sample as sampling
 from headlong.ops.linear import triton_kernels as linear
 from headlong.ops.moe import triton_kernels as moe
 
@@ -55,6 +57,18 @@ for name, (weights, kind) in kinds.items():
             moe.multiply, pointers, offsets=None, row_scales=None, **cut, **kind,
             SHARING=1, KNOWN=known, M=16,
         )
+counted = {"counts": "*i32", "weights": "*i64", "numbers": "*i32", "orders": "*i64"}
+cuts = {"filters": "*fp64", "keys": "*i64", "cuts": "*i64", "floors": "*fp64", "indices": "*i32"}
+given = {"logits": "*fp32", "tops": "*fp32", **counted, **cuts}
+sizes = {"BITS": 18, "SCALE": 2.0**44, "BLOCK": sampling.BLOCK, "PARTS": 128, "CLEARED": 32}
+for name in ("_begin", "_count", "_list", "_cut", "_draw_of_part"):
+    kernel = getattr(sampling, name)
+    pointers = {n: t for n, t in given.items() if n in kernel.arg_names}
+    if name == "_draw_of_part":
+        pointers["tops"] = "*fp64"
+    found[f"sample {name}"] = compiled(
+        kernel, pointers, **{n: size for n, size in sizes.items() if n in kernel.arg_names}
+    )
 json.dump(found, sys.stdout)
 """
 WAIT, COPY, LOAD = "wait", "copy", "load"
@@ -96,6 +110,11 @@ def test_the_first_weights_do_not_wait(programs, kind, width):
 def test_known_experts_do_not_wait(programs, kind):
     """Only a program that has nothing to do waits at once."""
     assert order(programs[f"experts {kind} True"], WAIT, COPY)[:4] == [WAIT, COPY, WAIT, COPY]
+
+
+@pytest.mark.parametrize("kernel", ["_begin", "_count", "_list", "_cut", "_draw_of_part"])
+def test_sampling_waits_for_what_it_reads(programs, kernel):
+    assert order(programs[f"sample {kernel}"], WAIT, COPY, LOAD)[0] == WAIT
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "fp8"])

@@ -225,6 +225,8 @@ class Ops:
     @property
     def sample(self) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
         """Filters the logits of each row and draws, in one call; None where the sampler does one after the other."""
+        if self.triton is not None:
+            return self.triton.sample
         return native_draw.sample if self.native else None
 
     def embedding(self, weight: Weight) -> Embedding | NativeEmbedding:

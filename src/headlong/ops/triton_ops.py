@@ -8,6 +8,7 @@ from torch import Tensor
 from headlong.ops.best.triton import best
 from headlong.ops.delta_net.triton import TritonDeltaNet
 from headlong.ops.draw.triton import draw
+from headlong.ops.draw.triton_sample import sample
 from headlong.ops.gated_attention.triton import TritonGatedAttention
 from headlong.ops.linear.triton import TritonLinear
 from headlong.ops.moe.triton import TritonExperts
@@ -24,6 +25,7 @@ __all__ = [
     "best",
     "draw",
     "linear",
+    "sample",
     "silu_mul",
 ]
 

@@ -7,6 +7,8 @@ rows and preemption all see the same number for the same token. Known answers ar
 import torch
 from torch import Tensor
 
+Key = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Seed, choice, position and stream of each row: what its noise is a function of."""
 TARGET, DRAFT, ACCEPT, RESIDUAL = STREAMS = range(4)
 """Independent streams: the target's choice (coupled drafts share it), a `ratio`/`block` draft's own choice,
 its acceptance test, and the token after a rejection."""
@@ -48,6 +50,11 @@ def uniform_vocab(seed: Tensor, choice: Tensor, position: Tensor, stream: Tensor
 
 def gumbel(unit: Tensor) -> Tensor:
     return -torch.log(-torch.log(unit))
+
+
+def draw(scores_MV: Tensor, key: Key) -> Tensor:
+    """The best of scores plus noise."""
+    return (scores_MV + gumbel(uniform_vocab(*key, scores_MV.shape[1]))).argmax(-1)
 
 
 def _words(

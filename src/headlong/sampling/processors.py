@@ -31,6 +31,10 @@ class FilterKind(NamedTuple):
         return cls(tuple(wanted(params) for wanted, _ in _FILTERS), params.top_k)
 
 
+ANY = FilterKind((), 0)
+"""Where whoever filters need not know."""
+
+
 def adjust(logits_LV: Tensor, entries: Entries, table: SamplingTable) -> Tensor:
     """Penalties, bias, bans, minimum length and constraints: what greedy decoding obeys too. Input is left as
     it is."""

@@ -1,8 +1,6 @@
 """Chooses tokens. Everything random comes from noise.py, keyed by position: choosing twice gives the same."""
 
-import logging
 from collections.abc import Callable, Iterable
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -11,16 +9,11 @@ from headlong.ops.best.reference import best
 from headlong.params import SamplingParams
 from headlong.sampling import noise
 from headlong.sampling.entries import Entries
-from headlong.sampling.processors import FilterKind, adjust, shape, shape_all
+from headlong.sampling.noise import Key
+from headlong.sampling.processors import ANY, FilterKind, adjust, shape, shape_all
 from headlong.sampling.table import SamplingTable
+from headlong.sampling.trials import Draw, Sample, draws_alike, samples_alike
 from headlong.types import TokenLogprobs
-
-Key = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Seed, choice, position and stream of each row: what its noise is a function of."""
-Draw = Callable[[Tensor, Tensor], Tensor]
-"""From scores and keys, a line for each row, to tokens."""
-log = logging.getLogger(__name__)
-TRIED_ROWS, TRIED_TOKENS = 64, 5000
 
 
 class Sampler:
@@ -31,15 +24,16 @@ class Sampler:
         table: SamplingTable,
         best: Callable[[Tensor], Tensor] = best,
         draw: Draw | None = None,
-        sample: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+        sample: Sample | None = None,
     ) -> None:
-        """Ops: `best` finds the best token of each row of logits, `draw` adds the noise of each row's key first, which
-        is tried once on a GPU, and `sample` filters before that."""
+        """Ops: `best` finds the best token of each row of logits, `draw` adds the noise of each row's key first, and
+        `sample` filters before that; these two are tried once on a GPU."""
         self.table = table
         self.best = best
         device = table.seed.device
-        self._sample = sample
-        self._draw = draw if draw is None or device.type == "cpu" or agrees(draw, device) else None
+        on_cpu = device.type == "cpu"
+        self._draw = draw if draw is None or on_cpu or draws_alike(draw, device) else None
+        self._sample = sample if sample is None or on_cpu or samples_alike(sample, device) else None
 
     def is_plain(self, slots: Iterable[int]) -> bool:
         """Whether rows in these slots all want the best token of the logits as they are; `best` gives it."""
@@ -51,24 +45,25 @@ class Sampler:
         return True
 
     def alike(self, slots: Iterable[int]) -> FilterKind | None:
-        """What rows in these slots all ask for, if each is sampled from the logits as they are, by the same filters;
-        `choose_alike` then gives their tokens."""
+        """What rows in these slots all ask for, if each is sampled from the logits as they are, by the same filters
+        where there is no op for all of them; `choose_alike` then gives their tokens."""
         kinds = set()
         for slot in slots:
             request = self.table.requests[slot]
             if request is None or not request.params.only_filtered or slot in self.table.constraints:
                 return None
-            kinds.add(FilterKind.of(request.params))
+            kinds.add(ANY if self._sample is not None else FilterKind.of(request.params))
         return kinds.pop() if len(kinds) == 1 else None
 
     def choose_alike(
         self, logits_LV: Tensor, slots_L: Tensor, positions_L: Tensor, kind: FilterKind
     ) -> Tensor:
         """`choose` for such rows; asks the host for nothing."""
-        scores = shape_all(logits_LV, slots_L, self.table, kind)
-        streams_L = torch.full_like(positions_L, noise.TARGET)
-        key = (self.table.seed[slots_L], self.table.choice[slots_L], positions_L, streams_L)
-        return self._drawn(scores, key)
+        keys_L4 = self.table.keys(slots_L, positions_L)
+        if self._sample is not None:
+            return self._sample(logits_LV.float(), self.table.filters(slots_L), keys_L4)
+        seed, choice, position, stream = keys_L4.unbind(1)
+        return self._drawn(shape_all(logits_LV, slots_L, self.table, kind), (seed, choice, position, stream))
 
     def choose(self, logits_LV: Tensor, entries: Entries) -> Tensor:
         """The target's token at each entry: argmax, of the logits or of logits plus that position's noise."""
@@ -88,8 +83,9 @@ class Sampler:
             scores = shape(adjusted_LV, entries, self.table, index.tolist())
             return self.draw(scores, entries, index, noise.TARGET)
         rows_MV = adjusted_LV if len(index) == len(adjusted_LV) else adjusted_LV[index]
-        key = torch.stack(self._key(entries, index, noise.TARGET), dim=1)
-        return self._sample(rows_MV, self.table.filters(entries.slots_L[index]), key)
+        slots_M = entries.slots_L[index]
+        keys_M4 = self.table.keys(slots_M, entries.positions_L[index])
+        return self._sample(rows_MV, self.table.filters(slots_M), keys_M4)
 
     def propose(self, logits_LV: Tensor, entries: Entries) -> tuple[Tensor, Tensor | None]:
         """A draft's token at each entry, and q where a request's verification needs it. Coupled rows share
@@ -126,7 +122,7 @@ class Sampler:
             noisy = scores_MV.clone()
             noisy[row, token] += noise.gumbel(unit)
             return noisy.argmax(-1)
-        return _by_hand(scores_MV, key)
+        return noise.draw(scores_MV, key)
 
     def uniform(self, entries: Entries, index: Tensor, stream: int) -> Tensor:
         """One number in (0, 1) for each of the entries `index`."""
@@ -175,25 +171,3 @@ def _best(logprobs_MV: Tensor, count: int) -> list[list[tuple[int, float]]]:
 def needs_q(params: SamplingParams) -> bool:
     """Whether this request's drafts are judged by q as well as p."""
     return params.verify != "coupled" and not params.greedy
-
-
-@cache
-def agrees(draw: Draw, device: torch.device) -> bool:
-    """Whether it draws what the noise says."""
-    generator = torch.Generator(device).manual_seed(0)
-    shape = (TRIED_ROWS, TRIED_TOKENS)
-    scores_MV = torch.randn(shape, generator=generator, device=device, dtype=torch.float64)
-    limits = (1 << 62, 1 << 10, 1 << 31, 1 << 6)
-    seed, choice, position, stream = (
-        torch.randint(limit, (TRIED_ROWS,), generator=generator, device=device) for limit in limits
-    )
-    key = (seed, choice, position, stream)
-    same = torch.equal(draw(scores_MV, torch.stack(key, dim=1)), _by_hand(scores_MV, key))
-    if not same:
-        log.warning("tokens are drawn by torch on %s: the kernel for it draws others there", device)
-    return same
-
-
-def _by_hand(scores_MV: Tensor, key: Key) -> Tensor:
-    unit = noise.uniform_vocab(*key, scores_MV.shape[1])
-    return (scores_MV + noise.gumbel(unit)).argmax(-1)

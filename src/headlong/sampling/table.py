@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from headlong.sampling import noise
 from headlong.types import Constraint, Request
 
 _SCALARS = (
@@ -34,8 +35,9 @@ class SamplingTable:
         size = num_slots + 1
         self._scalars_SN = torch.zeros(size, len(_SCALARS), dtype=torch.float64, device=device)
         self.scalars: dict[str, Tensor] = dict(zip(_SCALARS, self._scalars_SN.unbind(1), strict=True))
-        self.seed = torch.zeros(size, dtype=torch.long, device=device)
-        self.choice = torch.zeros(size, dtype=torch.long, device=device)
+        self._keys_S4 = torch.zeros(size, 4, dtype=torch.long, device=device)
+        self._keys_S4[:, 3] = noise.TARGET
+        self.seed, self.choice = self._keys_S4[:, 0], self._keys_S4[:, 1]
         self.min_tokens = torch.zeros(size, dtype=torch.long, device=device)
         self._dense: dict[str, Tensor] = {}
 
@@ -68,6 +70,12 @@ class SamplingTable:
     def filters(self, slots_M: Tensor) -> Tensor:
         """Temperature, top-k, top-p and min-p of these slots, [M, 4]."""
         return self._scalars_SN[slots_M, :4]
+
+    def keys(self, slots_M: Tensor, positions_M: Tensor) -> Tensor:
+        """Seed, choice, position and stream of the target's choice at these positions of slots, [M, 4]."""
+        keys_M4 = self._keys_S4[slots_M]
+        keys_M4[:, 2] = positions_M
+        return keys_M4
 
     def clear(self, slot: int) -> None:
         self.requests[slot] = None

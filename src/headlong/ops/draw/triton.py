@@ -37,10 +37,10 @@ def _philox(c0, c1, c2, c3, k0, k1):
 
 
 @triton.jit
-def _noise(keys, first_quad, BLOCK: tl.constexpr):
-    """Of BLOCK tokens, four to a counter."""
+def noise(keys, part, BLOCK: tl.constexpr):
+    """Of the BLOCK tokens of a part, four to a counter; `keys` are a row's."""
     seed, choice, position = tl.load(keys), tl.load(keys + 1), tl.load(keys + 2)
-    quad = (first_quad + tl.arange(0, BLOCK // 4)).to(tl.uint32)
+    quad = (part * (BLOCK // 4) + tl.arange(0, BLOCK // 4)).to(tl.uint32)
     nothing = quad * 0
     c0, c1, c2, c3 = _philox(
         quad,
@@ -62,7 +62,7 @@ def _draw_of_part(scores, keys, tops, indices, size, BLOCK: tl.constexpr):
     index = part * BLOCK + tl.arange(0, BLOCK)
     inside = index < size
     score = tl.load(scores + row * size + index, mask=inside, other=0.0)
-    top, first = first_best(score + _noise(keys + row * 4, part * (BLOCK // 4), BLOCK), index, inside)
+    top, first = first_best(score + noise(keys + row * 4, part, BLOCK), index, inside)
     tl.store(tops + row * parts + part, top)
     tl.store(indices + row * parts + part, first)
 
@@ -72,10 +72,20 @@ def draw(scores_MV: Tensor, keys_M4: Tensor) -> Tensor:
     assert scores_MV.dtype == torch.float64 and keys_M4.dtype == torch.long
     scores_MV, keys_M4 = scores_MV.contiguous(), keys_M4.contiguous()
     rows, size = scores_MV.shape
-    parts = triton.cdiv(size, BLOCK)
-    tops_MP = scores_MV.new_empty(rows, parts)
-    indices_MP = torch.empty(rows, parts, dtype=torch.int32, device=scores_MV.device)
+    tops_MP, indices_MP = room_for_parts(rows, size, scores_MV.device)
+    parts = tops_MP.shape[1]
     _draw_of_part[(parts, rows)](scores_MV, keys_M4, tops_MP, indices_MP, size, BLOCK=BLOCK, **OPTIONS)
-    tokens_M = torch.empty(rows, dtype=torch.long, device=scores_MV.device)
+    return best_of_drawn(tops_MP, indices_MP)
+
+
+def room_for_parts(rows: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """For the best noisy score of each part, and its token."""
+    parts = triton.cdiv(size, BLOCK)
+    tops_MP = torch.empty(rows, parts, dtype=torch.float64, device=device)
+    return tops_MP, torch.empty(rows, parts, dtype=torch.int32, device=device)
+
+
+def best_of_drawn(tops_MP: Tensor, indices_MP: Tensor) -> Tensor:
+    tokens_M = torch.empty(len(tops_MP), dtype=torch.long, device=tops_MP.device)
     best_of_parts(tops_MP, indices_MP, tokens_M)
     return tokens_M

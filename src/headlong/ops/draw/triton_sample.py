@@ -1,0 +1,217 @@
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false
+"""A token for each row of logits on a GPU: temperature, top-k, top-p and min-p, as sampling/processors.py has them, and
+a draw.
+
+Parts of a row put its tokens into bins, and list those of the bins that its filters may end in. One program finds there
+the last token that stays, and parts draw among all down to that. Of more tokens than a list has room for it is searched
+in the whole row, which takes long and is hardly ever needed: thousands of equal ones, or a top-k of thousands with
+a top-p.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headlong.ops.best.triton import first_best
+from headlong.ops.draw.triton import BLOCK as DRAWN
+from headlong.ops.draw.triton import best_of_drawn, noise, room_for_parts
+from headlong.ops.draw.triton_cut import (
+    ALL,
+    BINS,
+    FINENESS,
+    below_top,
+    bin_of,
+    cut_ranked,
+    cut_searched,
+    order_of,
+    reach,
+    weight_of,
+)
+from headlong.ops.triton_launch import OPTIONS, follow
+
+BLOCK, NUM_WARPS = 2048, 8
+"""Tokens of a part that is counted, and who counts them."""
+USUAL_BITS = 18
+"""Of a token's index: smaller vocabularies are taken for as large, so that all have the same kernels."""
+MOST, FEW = tl.constexpr(4096), tl.constexpr(128)
+"""Tokens that are listed; of up to FEW each is compared with each."""
+_LEAST = tl.constexpr(math.exp(-BINS.value / FINENESS.value))
+"""Of the best token's probability, what bins reach to."""
+
+
+@triton.jit
+def _top(tops, row, parts, PARTS: tl.constexpr):
+    """The best logit of a row, NaN if it has one."""
+    part = tl.arange(0, PARTS)
+    inside = part < parts
+    top, _ = first_best(tl.load(tops + row * parts + part, mask=inside, other=0.0), part, inside)
+    return top
+
+
+@triton.jit
+def _filters(filters, row, top, size):
+    """Temperature, top-k, top-p, and which of the two there are: none over logits that are no numbers."""
+    top_k, top_p = tl.load(filters + row * 4 + 1), tl.load(filters + row * 4 + 2)
+    sound = tl.abs(top) < float("inf")
+    return tl.load(filters + row * 4), top_k, top_p, sound & (top_k > 0) & (top_k < size), sound & (top_p < 1)
+
+
+@triton.jit
+def _begin(
+    logits, stride, tops, counts, weights, numbers, size, BLOCK: tl.constexpr, CLEARED: tl.constexpr
+):  # fmt: skip
+    """The best of each part; and nothing is counted yet."""
+    follow()
+    part, row, parts = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
+    index = part * BLOCK + tl.arange(0, BLOCK)
+    inside = index < size
+    x = tl.load(logits + row * stride + index, mask=inside, other=0.0)
+    top, _ = first_best(x, index, inside)
+    tl.store(tops + row * parts + part, top)
+    bin = part * CLEARED + tl.arange(0, CLEARED)
+    tl.store(counts + row * BINS + bin, tl.zeros([CLEARED], tl.int32), mask=bin < BINS)
+    tl.store(weights + row * BINS + bin, tl.zeros([CLEARED], tl.int64), mask=bin < BINS)
+    tl.store(numbers + row, 0, mask=part == 0)
+
+
+@triton.jit
+def _count(
+    logits, stride, filters, tops, counts, weights, size,
+    SCALE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Tokens into bins."""
+    follow()
+    part, row, parts = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
+    top = _top(tops, row, parts, PARTS)
+    temperature, _, _, by_count, by_weight = _filters(filters, row, top, size)
+    if by_count | by_weight:
+        index = part * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(logits + row * stride + index, mask=index < size, other=float("-inf"))
+        below = below_top(x, top, temperature)
+        bin = bin_of(below)
+        near = bin < BINS - 1
+        tl.atomic_add(counts + row * BINS + bin, 1, mask=near, sem="relaxed")
+        if by_weight:
+            tl.atomic_add(weights + row * BINS + bin, weight_of(below, SCALE), mask=near, sem="relaxed")
+
+
+@triton.jit
+def _list(
+    logits, stride, filters, tops, counts, weights, numbers, orders, size,
+    BITS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The tokens that are to be compared, in any order."""
+    follow()
+    part, row, parts = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
+    top = _top(tops, row, parts, PARTS)
+    temperature, top_k, top_p, by_count, by_weight = _filters(filters, row, top, size)
+    nearest = bin_of(below_top(tl.load(tops + row * parts + part), top, temperature))
+    if (by_count | by_weight) & (nearest < BINS - 1):
+        first, last, number, _, _, _, _ = reach(counts, weights, row, top_k, top_p, by_count, by_weight)
+        if (number <= MOST) & (nearest <= last):
+            index = part * BLOCK + tl.arange(0, BLOCK)
+            x = tl.load(logits + row * stride + index, mask=index < size, other=float("-inf"))
+            bin = bin_of(below_top(x, top, temperature))
+            listed = (bin >= first) & (bin <= last)
+            place = tl.atomic_add(numbers + row, tl.sum(listed.to(tl.int32), 0), sem="relaxed")
+            place += tl.cumsum(listed.to(tl.int32), 0) - 1
+            tl.store(orders + row * MOST + place, order_of(x, index, BITS), mask=listed)
+
+
+@triton.jit
+def _cut(
+    logits, stride, filters, tops, counts, weights, orders, cuts, floors, size, parts,
+    SCALE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Of each row the order of the last token that top-k and top-p leave, and the least score that may be drawn."""
+    follow()
+    row = tl.program_id(0).to(tl.int64)
+    top = _top(tops, row, parts, PARTS)
+    temperature, top_k, top_p, by_count, by_weight = _filters(filters, row, top, size)
+    cut = tl.full([], ALL, tl.int64)
+    if by_count | by_weight:
+        _, _, number, num_before, weight_before, weight, by_count = reach(
+            counts, weights, row, top_k, top_p, by_count, by_weight
+        )
+        listed = orders + row * MOST
+        if number > MOST:
+            cut = cut_searched(
+                logits + row * stride, size, 0, 0, weight, top, temperature,
+                top_k, top_p, by_count, by_weight, SCALE, BITS, BLOCK, False,
+            )  # fmt: skip
+        elif number > FEW:
+            cut = cut_searched(
+                listed, number, num_before, weight_before, weight, top, temperature,
+                top_k, top_p, by_count, by_weight, SCALE, BITS, BLOCK, True,
+            )  # fmt: skip
+        elif number > 0:
+            cut = cut_ranked(
+                listed, number, num_before, weight_before, weight, top, temperature,
+                top_k, top_p, by_count, by_weight, SCALE, BITS, FEW,
+            )  # fmt: skip
+    tl.store(cuts + row, cut)
+    min_p = tl.maximum(tl.load(filters + row * 4 + 3), _LEAST)
+    tl.store(floors + row, top.to(tl.float64) / temperature + tl.log(min_p))
+
+
+@triton.jit
+def _draw_of_part(
+    logits, stride, filters, keys, cuts, floors, tops, indices, size, BITS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    follow()
+    part, row, parts = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
+    index = part * BLOCK + tl.arange(0, BLOCK)
+    inside = index < size
+    x = tl.load(logits + row * stride + index, mask=inside, other=float("-inf"))
+    score = x.to(tl.float64) / tl.load(filters + row * 4)
+    # What is no number is not cut: it is to be found.
+    cut = (order_of(x, index, BITS) < tl.load(cuts + row)) | (score < tl.load(floors + row))
+    score = tl.where(cut, float("-inf"), score)
+    if tl.min(cut.to(tl.int32), 0) == 0:
+        score += noise(keys + row * 4, part, BLOCK)
+    top, first = first_best(score, index, inside)
+    tl.store(tops + row * parts + part, top)
+    tl.store(indices + row * parts + part, first)
+
+
+def sample(logits_MV: Tensor, filters_M4: Tensor, keys_M4: Tensor) -> Tensor:
+    """`filters_M4` are temperature, top-k, top-p and min-p of each row, float64; 0, 1 and 0 are no filters."""
+    assert logits_MV.dtype == torch.float32 and logits_MV.stride(1) == 1
+    assert filters_M4.dtype == torch.float64 and keys_M4.dtype == torch.long
+    filters_M4, keys_M4 = filters_M4.contiguous(), keys_M4.contiguous()
+    (rows, size), stride, empty = logits_MV.shape, logits_MV.stride(0), logits_MV.new_empty
+    bits = max(USUAL_BITS, (size - 1).bit_length())
+    parts = triton.cdiv(size, BLOCK)
+    tops_MP, floors_M = empty(rows, parts), empty(rows, dtype=torch.float64)
+    counts_MB = empty(rows, BINS.value, dtype=torch.int32)
+    weights_MB, cuts_M = empty(rows, BINS.value, dtype=torch.long), empty(rows, dtype=torch.long)
+    numbers_M, orders_MC = empty(rows, dtype=torch.int32), empty(rows, MOST.value, dtype=torch.long)
+    drawn_MP, indices_MP = room_for_parts(rows, size, logits_MV.device)
+    options = {"num_warps": NUM_WARPS, **OPTIONS}
+    # Sums of all a row's weights are numbers of 63 bits.
+    scale, blocks = 2.0 ** (62 - bits), {"BLOCK": BLOCK, "PARTS": triton.cdiv(1 << bits, BLOCK)}
+    cleared = triton.next_power_of_2(triton.cdiv(BINS.value, parts))
+    _begin[(parts, rows)](
+        logits_MV, stride, tops_MP, counts_MB, weights_MB, numbers_M, size,
+        BLOCK=BLOCK, CLEARED=cleared, **options,
+    )  # fmt: skip
+    _count[(parts, rows)](
+        logits_MV, stride, filters_M4, tops_MP, counts_MB, weights_MB, size, SCALE=scale, **blocks, **options
+    )
+    _list[(parts, rows)](
+        logits_MV, stride, filters_M4, tops_MP, counts_MB, weights_MB, numbers_M, orders_MC, size,
+        BITS=bits, **blocks, **options,
+    )  # fmt: skip
+    _cut[(rows,)](
+        logits_MV, stride, filters_M4, tops_MP, counts_MB, weights_MB, orders_MC, cuts_M, floors_M, size, parts,
+        SCALE=scale, BITS=bits, **blocks, **options,
+    )  # fmt: skip
+    _draw_of_part[(drawn_MP.shape[1], rows)](
+        logits_MV, stride, filters_M4, keys_M4, cuts_M, floors_M, drawn_MP, indices_MP, size,
+        BITS=bits, BLOCK=DRAWN, **OPTIONS,
+    )  # fmt: skip
+    return best_of_drawn(drawn_MP, indices_MP)

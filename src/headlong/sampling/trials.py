@@ -1,0 +1,77 @@
+"""Ops that choose tokens, tried before they serve: on logits at random, against torch's own way. Knows no request's."""
+
+import logging
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from headlong.params import SamplingParams
+from headlong.sampling import noise
+from headlong.sampling.processors import FilterKind, shape_all
+from headlong.sampling.table import SamplingTable
+from headlong.types import Request
+
+Draw = Callable[[Tensor, Tensor], Tensor]
+"""From scores and keys, a line for each row, to tokens."""
+Sample = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""From logits, filters and keys."""
+ROWS, TOKENS = 64, 5008
+"""Divisible by 16, as most vocabularies are: otherwise Triton would make other kernels than those that will serve."""
+HEAT = 3.0
+"""Standard deviation of logits."""
+TRIED = (
+    SamplingParams(temperature=0.8),
+    SamplingParams(temperature=0.8, min_p=0.05),
+    SamplingParams(temperature=0.8, top_k=20),
+    SamplingParams(temperature=1.0, top_p=0.95),
+    SamplingParams(temperature=30.0, top_p=0.6),
+    SamplingParams(temperature=0.7, top_k=20, top_p=0.9),
+    SamplingParams(temperature=2.0, top_k=500, top_p=0.9),
+    SamplingParams(temperature=1.5, top_k=50, top_p=0.8, min_p=0.02),
+)
+"""Few tokens are left and many, by one filter and several."""
+log = logging.getLogger(__name__)
+
+
+@cache
+def draws_alike(draw: Draw, device: torch.device) -> bool:
+    """Whether it draws what the noise says."""
+    logits_MV, key = _some(device)
+    scores_MV = logits_MV.double()
+    same = torch.equal(draw(scores_MV, torch.stack(key, dim=1)), noise.draw(scores_MV, key))
+    if not same:
+        log.warning("tokens are drawn by torch on %s: the kernel for it draws others there", device)
+    return same
+
+
+@cache
+def samples_alike(sample: Sample, device: torch.device) -> bool:
+    """Whether it draws what the filters and the noise say, of rows that each have their own filters."""
+    logits_MV, key = _some(device)
+    table = SamplingTable(len(TRIED), TOKENS, device)
+    for slot, params in enumerate(TRIED):
+        table.set(slot, Request("tried", (0,), params, seed=0), [])
+    slots_M = torch.arange(ROWS, device=device) % len(TRIED)
+    tokens_M = sample(logits_MV, table.filters(slots_M), torch.stack(key, dim=1))
+    scores_MV = logits_MV.double()
+    for slot, params in enumerate(TRIED):
+        own = slots_M == slot
+        scores_MV[own] = shape_all(logits_MV[own], slots_M[own], table, FilterKind.of(params))
+    same = torch.equal(tokens_M, noise.draw(scores_MV, key))
+    if not same:
+        log.warning("tokens are filtered by torch on %s: the kernels for it choose others there", device)
+    return same
+
+
+def _some(device: torch.device) -> tuple[Tensor, noise.Key]:
+    """Logits and keys at random. Some rows are so flat that tokens can hardly be told apart."""
+    generator = torch.Generator(device).manual_seed(0)
+    logits_MV = HEAT * torch.randn((ROWS, TOKENS), generator=generator, device=device)
+    logits_MV[::7] *= 0.01
+    limits = (1 << 62, 1 << 10, 1 << 31, 1 << 6)
+    seed, choice, position, stream = (
+        torch.randint(limit, (ROWS,), generator=generator, device=device) for limit in limits
+    )
+    return logits_MV, (seed, choice, position, stream)
