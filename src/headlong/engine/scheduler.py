@@ -122,7 +122,7 @@ class Scheduler:
     def finish(self, plan: Plan, verdict: Verdict) -> tuple[RowOutput, ...]:
         """Hands each row its tokens; rows that ended leave, and prompts offer what was read of them to others."""
         rows = {row.id: row for row in self.running}
-        slots, tokens = [], []
+        counted = []
         for number, row_plan in enumerate(plan.rows):
             if not row_plan.samples:
                 continue
@@ -135,10 +135,9 @@ class Scheduler:
                 output = row.fail(f"{FAULT}: {error!r}")
             self.outputs.append(output)
             if row.finish_reason is None and row.request.params.penalised:
-                slots.extend([row_plan.slot] * len(emitted))
-                tokens.extend(emitted)
-        if slots:
-            self.table.count(slots, tokens)
+                counted.append((row_plan.slot, emitted))
+        for slot, tokens in counted:
+            self.table.count(slot, tokens)
         self._leave([row for row in rows.values() if row.finish_reason is not None])
         self._publish([rows[p.request.id] for p in plan.rows if p.known_tokens])
         return tuple(self.outputs)

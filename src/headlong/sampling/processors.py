@@ -13,6 +13,7 @@ from torch import Tensor
 from headlong.params import SamplingParams
 from headlong.sampling.constraints import constrain
 from headlong.sampling.entries import Entries
+from headlong.sampling.penalties import Penalised, penalise
 from headlong.sampling.table import SamplingTable
 
 CANDIDATES = 128
@@ -38,15 +39,15 @@ ANY = FilterKind((), 0)
 def adjust(logits_LV: Tensor, entries: Entries, table: SamplingTable) -> Tensor:
     """Penalties, bias, bans, minimum length and constraints: what greedy decoding obeys too. Input is left as
     it is."""
-    penalised = entries.where(lambda p: p.penalised)
+    penalised = entries.which(lambda p: p.penalised)
     biased = entries.where(lambda p: bool(p.logit_bias or p.bad_token_ids))
     early = entries.where(lambda p: p.min_tokens > 0)
     allowed = entries.allowed
-    if penalised is None and biased is None and early is None and allowed is None:
+    if not penalised and biased is None and early is None and allowed is None:
         return logits_LV
     logits_LV = logits_LV.clone()
-    if penalised is not None:
-        logits_LV[penalised] = _penalise(logits_LV[penalised], penalised, entries, table)
+    if penalised:
+        _penalise(logits_LV, penalised, entries, table)
     if biased is not None:
         logits_LV[biased] += table.bias[entries.slots_L[biased]]
     if early is not None:
@@ -58,23 +59,12 @@ def adjust(logits_LV: Tensor, entries: Entries, table: SamplingTable) -> Tensor:
     return logits_LV
 
 
-def _penalise(logits_MV: Tensor, index: Tensor, entries: Entries, table: SamplingTable) -> Tensor:
-    slots = entries.slots_L[index]
-    counts = table.counts[slots]
-    if entries.prefix_LK is not None:
-        prefix = entries.prefix_LK[index]
-        before = torch.arange(prefix.shape[1], device=prefix.device) < entries.offsets_L[index, None]
-        counts.scatter_add_(1, prefix, before.int())
-    produced = counts > 0
-
-    def scalar(name: str) -> Tensor:
-        return table.scalars[name][slots, None].to(logits_MV.dtype)
-
-    repetition = scalar("repetition_penalty")
-    seen = produced | table.in_prompt[slots]
-    shrunk = torch.where(logits_MV > 0, logits_MV / repetition, logits_MV * repetition)
-    logits_MV = torch.where(seen, shrunk, logits_MV)
-    return logits_MV - produced * scalar("presence_penalty") - counts * scalar("frequency_penalty")
+def _penalise(logits_LV: Tensor, index: list[int], entries: Entries, table: SamplingTable) -> None:
+    slots, offsets = entries.slots, entries.offsets
+    penalised = [Penalised(i, table.seen[slots[i]], offsets[i]) for i in index]
+    at_M = torch.tensor(index, device=logits_LV.device)
+    prefix_MK = None if entries.prefix_LK is None else entries.prefix_LK[at_M]
+    penalise(logits_LV, penalised, table.penalties(entries.slots_L[at_M]), prefix_MK)
 
 
 def shape(logits_LV: Tensor, entries: Entries, table: SamplingTable, index: list[int]) -> Tensor:

@@ -1,7 +1,7 @@
 """Each slot's sampling settings, as tensors a step can gather. Knows slots and tokens, no model.
 
-Rows without penalties, bias or minimum length cost nothing: the [slots, vocabulary] tensors exist only from
-the first request that needs them.
+Rows without bias or minimum length cost nothing: the [slots, vocabulary] tensors exist only from the first
+request that needs them.
 """
 
 from collections.abc import Iterable
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from headlong.sampling import noise
+from headlong.sampling.penalties import NAMES as PENALTIES
+from headlong.sampling.penalties import Seen
 from headlong.types import Constraint, Request
 
 _SCALARS = (
@@ -17,9 +19,7 @@ _SCALARS = (
     "top_k",
     "top_p",
     "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
+    *PENALTIES,
 )
 
 
@@ -32,6 +32,8 @@ class SamplingTable:
         self.requests: list[Request | None] = [None] * (num_slots + 1)
         self.constraints: dict[int, Constraint] = {}
         """By slot, for the rows that have one."""
+        self.seen: dict[int, Seen] = {}
+        """By slot, of the rows that are penalised."""
         size = num_slots + 1
         self._scalars_SN = torch.zeros(size, len(_SCALARS), dtype=torch.float64, device=device)
         self.scalars: dict[str, Tensor] = dict(zip(_SCALARS, self._scalars_SN.unbind(1), strict=True))
@@ -54,10 +56,9 @@ class SamplingTable:
             self.constraints[slot] = request.constraint()
             self.constraints[slot].advance(output)
         if params.penalised:
-            self.in_prompt[slot] = False
-            self.in_prompt[slot, self._ids(request.prompt)] = True
-            self.counts[slot] = 0
-            self.counts[slot].index_add_(0, self._ids(output), self._ids([1] * len(output)).int())
+            # Of a prompt's tokens the other penalties do not ask.
+            prompt = request.prompt if params.repetition_penalty != 1.0 else ()
+            self.seen[slot] = Seen(prompt, output, self.device)
         if params.logit_bias or params.bad_token_ids:
             self.bias[slot] = 0.0
             for token, value in params.logit_bias.items():
@@ -80,6 +81,7 @@ class SamplingTable:
     def clear(self, slot: int) -> None:
         self.requests[slot] = None
         self.constraints.pop(slot, None)
+        self.seen.pop(slot, None)
 
     def settle(self, slot: int, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], str | None]:
         """What of a step's tokens stands under the slot's constraint, and why the row must end if it must."""
@@ -88,19 +90,13 @@ class SamplingTable:
             return tokens, None
         return tokens[: constraint.advance(tokens)], constraint.failure
 
-    def count(self, slots: list[int], tokens: list[int]) -> None:
-        """Adds settled tokens to penalised slots; the two go in pairs."""
-        ones = torch.ones(len(tokens), dtype=torch.int32, device=self.device)
-        self.counts.index_put_((self._ids(slots), self._ids(tokens)), ones, accumulate=True)
+    def count(self, slot: int, tokens: Iterable[int]) -> None:
+        """Adds settled tokens to a penalised slot."""
+        self.seen[slot].count(tokens)
 
-    @property
-    def counts(self) -> Tensor:
-        """How often each token was produced."""
-        return self._lazy("counts", torch.int32)
-
-    @property
-    def in_prompt(self) -> Tensor:
-        return self._lazy("in_prompt", torch.bool)
+    def penalties(self, slots_M: Tensor) -> Tensor:
+        """Of repetition, presence and frequency, [M, 3]."""
+        return self._scalars_SN[slots_M, 4:]
 
     @property
     def bias(self) -> Tensor:
