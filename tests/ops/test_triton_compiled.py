@@ -71,6 +71,51 @@ for name in ("_begin", "_count", "_list", "_cut", "_draw_of_part"):
     )
 json.dump(found, sys.stdout)
 """
+SMALLER = """
+import json, sys
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from headlong.ops.linear import triton_kernels, triton_matrix, triton_unpack
+from headlong.ops.linear.triton_matrix import Kind
+from headlong.ops.linear.triton_widths import WIDTHS, some_matrix
+
+MEMORY, calls = int(sys.argv[1]), []
+
+class Recorder:
+    def __getitem__(self, grid):
+        return lambda *args, **given: calls.append((args, given))
+
+triton_matrix.multiply, triton_matrix.memory_of = Recorder(), lambda device: MEMORY
+POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int16: "*i16", torch.uint8: "*u8"}
+OPTIONS = ("num_warps", "num_stages", "maxnreg")
+
+def memory(args, given):
+    names, constants = triton_kernels.multiply.arg_names, {n: v for n, v in given.items() if n not in OPTIONS}
+    constants |= {n: None for n, v in zip(names, args) if v is None}
+    types = {n: POINTERS[v.dtype] if isinstance(v, torch.Tensor) else "i32" for n, v in zip(names, args)}
+    types |= dict.fromkeys(constants, "constexpr")
+    even = {(i,): [["tt.divisibility", 16]] for i, v in enumerate(args) if not isinstance(v, int) or v % 16 == 0}
+    source = ASTSource(triton_kernels.multiply, {n: types[n] for n in names}, constants, even)
+    options = {n: v for n, v in given.items() if n in OPTIONS and v is not None}
+    return triton.compile(source, target=GPUTarget("cuda", 86, 32), options=options).metadata.shared
+
+kinds = {
+    "bfloat16": Kind(triton_unpack.FLOAT, torch.bfloat16, 16),
+    "fp8": Kind(triton_unpack.E4M3, torch.int16, 8, 128, 128),
+    "int4": Kind(triton_unpack.NIBBLE, torch.uint8, 4, 128, zero=8),
+}
+found = {}
+for name, kind in kinds.items():
+    matrix = some_matrix(kind, torch.bfloat16, torch.Generator().manual_seed(0))
+    for width in WIDTHS[:-1] if kind.bits < 16 else WIDTHS[1:]:
+        matrix.multiply(torch.zeros(width, matrix.ins, dtype=torch.bfloat16), width)
+        found[f"{name} {width}"] = memory(*calls.pop())
+json.dump(found, sys.stdout)
+"""
+SMALL_MEMORY = 99 << 10
+"""Of a program, on the GPUs that people have at home."""
 WAIT, COPY, LOAD = "wait", "copy", "load"
 WRITTEN = {
     "griddepcontrol.wait": WAIT,
@@ -81,10 +126,9 @@ WRITTEN = {
 """How Triton's versions write what is looked for."""
 
 
-@pytest.fixture(scope="module")
-def programs() -> dict[str, str]:
+def told_by(code: str, *args: str) -> dict:
     run = subprocess.run(
-        [sys.executable, "-c", COMPILE],
+        [sys.executable, "-c", code, *args],
         env={**os.environ, "TRITON_INTERPRET": "0"},
         capture_output=True,
         text=True,
@@ -92,6 +136,11 @@ def programs() -> dict[str, str]:
     )
     assert run.returncode == 0, run.stderr[-2000:]
     return json.loads(run.stdout)
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict[str, str]:
+    return told_by(COMPILE)
 
 
 def order(program: str, *wanted: str) -> list[str]:
@@ -120,3 +169,12 @@ def test_sampling_waits_for_what_it_reads(programs, kernel):
 @pytest.mark.parametrize("kind", ["bfloat16", "fp8"])
 def test_unknown_experts_are_waited_for(programs, kind):
     assert order(programs[f"experts {kind} False"], WAIT, COPY, LOAD)[0] == WAIT
+
+
+def test_products_fit_smaller_gpus():
+    """At every width that may serve; a product that asks for more memory than there is would not start."""
+    taken = told_by(SMALLER, str(SMALL_MEMORY))
+    assert len(taken) == 4 + 4 + 4
+    assert max(taken.values()) <= SMALL_MEMORY, taken
+    generous = told_by(SMALLER, str(160 << 10))
+    assert max(generous.values()) > SMALL_MEMORY, "a larger one has more steps under way"

@@ -57,16 +57,6 @@ class Entries:
         return [p for row, p in zip(self.rows, self.row_params, strict=True) for _ in range(row.num_tokens)]
 
     @property
-    def slots(self) -> list[int]:
-        """By entry, on the host."""
-        return [row.slot for row in self.rows for _ in range(row.num_tokens)]
-
-    @property
-    def offsets(self) -> list[int]:
-        """By entry, on the host."""
-        return [row.offset + ahead for row in self.rows for ahead in range(row.num_tokens)]
-
-    @property
     def slots_L(self) -> Tensor:
         return self._fields_L4[:, 0]
 

@@ -1,88 +1,89 @@
 """Penalties on tokens that were seen. Only these are touched, however large the vocabulary."""
 
+from array import array
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-LEAST_ROOM = 64
 NAMES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 class Seen:
     """The tokens of one row that are penalised, each once, and how often each was produced. Those of its prompt are
-    among them where they count."""
+    among them where they count. On the host, which knows every token that was settled."""
 
-    def __init__(self, prompt: Iterable[int], output: Iterable[int], device: torch.device) -> None:
+    def __init__(self, prompt: Iterable[int], output: Iterable[int]) -> None:
+        self.ids, self.counts = array("q"), array("i")
         self._places: dict[int, int] = {}
-        self._ids_T = torch.empty(0, dtype=torch.long, device=device)
-        self._counts_T = torch.empty(0, dtype=torch.int32, device=device)
-        self._list(prompt)
+        for token in prompt:
+            self._place(token)
         self.count(output)
 
     def __len__(self) -> int:
-        return len(self._places)
-
-    @property
-    def ids_T(self) -> Tensor:
-        return self._ids_T[: len(self)]
-
-    @property
-    def counts_T(self) -> Tensor:
-        return self._counts_T[: len(self)]
+        return len(self.ids)
 
     def count(self, tokens: Iterable[int]) -> None:
         """Takes note of what was produced."""
-        tokens = list(tokens)
-        self._list(tokens)
-        places = torch.tensor([self._places[token] for token in tokens], dtype=torch.long)
-        ones = torch.ones(len(tokens), dtype=torch.int32, device=self._counts_T.device)
-        self._counts_T.index_add_(0, places.to(ones.device), ones)
+        for token in tokens:
+            self.counts[self._place(token)] += 1
 
-    def _list(self, tokens: Iterable[int]) -> None:
-        known = len(self)
-        new = [token for token in dict.fromkeys(tokens) if token not in self._places]
-        for token in new:
-            self._places[token] = len(self._places)
-        if len(self) > len(self._ids_T):
-            self._make_room(known)
-        self._ids_T[known : len(self)] = torch.tensor(new, dtype=torch.long)
-
-    def _make_room(self, known: int) -> None:
-        ids_T, counts_T, room = self._ids_T, self._counts_T, max(LEAST_ROOM, 2 * len(self))
-        self._ids_T, self._counts_T = ids_T.new_zeros(room), counts_T.new_zeros(room)
-        self._ids_T[:known], self._counts_T[:known] = ids_T[:known], counts_T[:known]
+    def _place(self, token: int) -> int:
+        place = self._places.get(token)
+        if place is None:
+            place = self._places[token] = len(self.ids)
+            self.ids.append(token)
+            self.counts.append(0)
+        return place
 
 
 class Penalised(NamedTuple):
-    """An entry of a step whose logits are changed."""
+    """A row of a step whose logits are changed: those of `num_tokens` entries from `first_entry` on."""
 
-    number: int
     seen: Seen
+    first_entry: int
+    num_tokens: int
     offset: int
-    """Drafts of its row that count as produced."""
+    """Drafts of the row that count as produced at its first entry; at each further one it is one more."""
 
 
 def penalise(
-    logits_LV: Tensor, penalised: list[Penalised], penalties_M3: Tensor, prefix_MK: Tensor | None
+    logits_LV: Tensor, rows: list[Penalised], penalties_M3: Tensor, prefix_MK: Tensor | None
 ) -> None:
-    """In place. `penalties_M3` are of repetition, presence and frequency; the first `offset` of an entry's line of
-    drafts count as produced."""
-    device = logits_LV.device
-    lengths = [len(one.seen) for one in penalised]
-    entry_T = torch.repeat_interleave(torch.tensor(lengths, device=device), output_size=sum(lengths))
-    ids_T = torch.cat([one.seen.ids_T for one in penalised])
-    counts_T = torch.cat([one.seen.counts_T for one in penalised])
-    drafted = [(m, place) for m, one in enumerate(penalised) for place in range(one.offset)]
+    """In place. `penalties_M3` are of repetition, presence and frequency, by entry of these rows; `prefix_MK` are the
+    drafts of an entry's row, of which the first count as produced."""
+    entry_T, ids_T, counts_T = _pairs(rows, logits_LV.device)
+    offsets = [row.offset + ahead for row in rows for ahead in range(row.num_tokens)]
+    drafted = [(m, place) for m, offset in enumerate(offsets) for place in range(offset)]
     if drafted:
         assert prefix_MK is not None, "entries after drafts need them"
         entry_T, ids_T, counts_T = _with_drafts(entry_T, ids_T, counts_T, drafted, prefix_MK)
-    rows_T = torch.tensor([one.number for one in penalised], device=device)[entry_T]
+    numbers = [row.first_entry + ahead for row in rows for ahead in range(row.num_tokens)]
+    numbers_T = torch.tensor(numbers, device=logits_LV.device)[entry_T]
     repetition, presence, frequency = penalties_M3.to(logits_LV.dtype)[entry_T].unbind(1)
-    logits_T = logits_LV[rows_T, ids_T]
+    logits_T = logits_LV[numbers_T, ids_T]
     logits_T = torch.where(logits_T > 0, logits_T / repetition, logits_T * repetition)
-    logits_LV[rows_T, ids_T] = logits_T - (counts_T > 0) * presence - counts_T * frequency
+    logits_LV[numbers_T, ids_T] = logits_T - (counts_T > 0) * presence - counts_T * frequency
+
+
+def _pairs(rows: list[Penalised], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The tokens that each entry's row has seen: entry, token, and how often it was produced. What a row has seen is
+    brought to the device once for all its entries."""
+    ids_U = torch.from_numpy(np.concatenate([np.array(row.seen.ids) for row in rows])).to(device)
+    counts_U = torch.from_numpy(np.concatenate([np.array(row.seen.counts) for row in rows])).to(device)
+    lengths, shifts, first, total = [], [], 0, 0
+    for row in rows:
+        for _ in range(row.num_tokens):
+            lengths.append(len(row.seen))
+            shifts.append(first - total)
+            total += len(row.seen)
+        first += len(row.seen)
+    lengths_M, shifts_M = torch.tensor([lengths, shifts], device=device)
+    entry_T = torch.repeat_interleave(lengths_M, output_size=total)
+    place_T = torch.arange(total, device=device) + shifts_M[entry_T]
+    return entry_T, ids_U[place_T], counts_U[place_T]
 
 
 def _with_drafts(

@@ -60,11 +60,14 @@ def adjust(logits_LV: Tensor, entries: Entries, table: SamplingTable) -> Tensor:
 
 
 def _penalise(logits_LV: Tensor, index: list[int], entries: Entries, table: SamplingTable) -> None:
-    slots, offsets = entries.slots, entries.offsets
-    penalised = [Penalised(i, table.seen[slots[i]], offsets[i]) for i in index]
+    rows, first = [], 0
+    for row, params in zip(entries.rows, entries.row_params, strict=True):
+        if params.penalised:
+            rows.append(Penalised(table.seen[row.slot], first, row.num_tokens, row.offset))
+        first += row.num_tokens
     at_M = torch.tensor(index, device=logits_LV.device)
     prefix_MK = None if entries.prefix_LK is None else entries.prefix_LK[at_M]
-    penalise(logits_LV, penalised, table.penalties(entries.slots_L[at_M]), prefix_MK)
+    penalise(logits_LV, rows, table.penalties(entries.slots_L[at_M]), prefix_MK)
 
 
 def shape(logits_LV: Tensor, entries: Entries, table: SamplingTable, index: list[int]) -> Tensor:

@@ -58,7 +58,7 @@ class SamplingTable:
         if params.penalised:
             # Of a prompt's tokens the other penalties do not ask.
             prompt = request.prompt if params.repetition_penalty != 1.0 else ()
-            self.seen[slot] = Seen(prompt, output, self.device)
+            self.seen[slot] = Seen(prompt, output)
         if params.logit_bias or params.bad_token_ids:
             self.bias[slot] = 0.0
             for token, value in params.logit_bias.items():

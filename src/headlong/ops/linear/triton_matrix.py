@@ -3,13 +3,14 @@
 # pyright: reportCallIssue=false, reportArgumentType=false
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.compiler.compiler import max_shared_mem
 
 from headlong.ops.linear.triton_kernels import multiply
 from headlong.ops.triton_launch import OPTIONS
@@ -122,6 +123,14 @@ def tiled(codes_OW: Tensor) -> Tensor:
     return codes_OW.view(-1, TOGETHER, codes_OW.shape[1] // COLUMNS, COLUMNS).transpose(1, 2).contiguous()
 
 
+@cache
+def memory_of(device: torch.device) -> int:
+    """Bytes that one program can have of a multiprocessor's own memory."""
+    if device.type != "cuda":  # the interpreter asks for none
+        return WIDE_MEMORY
+    return max_shared_mem(torch.cuda.current_device() if device.index is None else device.index)
+
+
 @dataclass(frozen=True, eq=False)
 class Matrix:
     """Weights of one kind, as the kernels read them."""
@@ -214,5 +223,5 @@ class Matrix:
         plan, columns = self.plan, self.plan.block_ins // self._shorter(width)
         codes = plan.block_outs * columns * self.codes.element_size()
         inputs = width * columns * halves(self.kind.bits) * self.dtype.itemsize
-        room = WIDE_MEMORY if width > FEW else STAGES_MEMORY
+        room = min(WIDE_MEMORY if width > FEW else STAGES_MEMORY, memory_of(self.codes.device))
         return max(min(plan.num_stages, room // (codes + inputs)), 2)

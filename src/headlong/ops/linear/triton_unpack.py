@@ -21,23 +21,26 @@ _2_TO_120 = tl.constexpr(2.0**120)
 _2_TO_126 = tl.constexpr(2.0**126)
 
 # Sign, exponent and mantissa of two e4m3 where bfloat16 has them, 4 bits lower than where they come from; then only the
-# exponent's bias is wrong, by 2^120. Also for numbers below the normal ones.
+# exponent's bias is wrong, by 2^120. Also for numbers below the normal ones. Products and differences are those of one
+# instruction that does both, which GPUs have had for longer.
 _BFLOAT_LOW = tl.constexpr("""{
-    .reg .b32 sign, rest, factor;
+    .reg .b32 sign, rest, factor, nothing;
     shl.b32 sign, $1, 8;
     shl.b32 rest, $1, 4;
     and.b32 rest, rest, 0x07f007f0;
     lop3.b32 rest, sign, 0x80008000, rest, 0xea;
     mov.b32 factor, 0x7b807b80;
-    mul.rn.bf16x2 $0, rest, factor;
+    mov.b32 nothing, 0x80008000;
+    fma.rn.bf16x2 $0, rest, factor, nothing;
 }""")
 _BFLOAT_HIGH = tl.constexpr("""{
-    .reg .b32 rest, factor;
+    .reg .b32 rest, factor, nothing;
     shr.u32 rest, $1, 4;
     and.b32 rest, rest, 0x07f007f0;
     lop3.b32 rest, $1, 0x80008000, rest, 0xea;
     mov.b32 factor, 0x7b807b80;
-    mul.rn.bf16x2 $0, rest, factor;
+    mov.b32 nothing, 0x80008000;
+    fma.rn.bf16x2 $0, rest, factor, nothing;
 }""")
 _HALF_LOW = tl.constexpr("""{
     .reg .b32 both;
@@ -56,17 +59,19 @@ _HALF_HIGH = tl.constexpr("""{
 # The lower seven bits of a number of eight make 128 + them a bfloat16, from which 128 is taken again, or 256 if the
 # eighth bit says that it is below 0.
 _INTEGER_LOW = tl.constexpr("""{
-    .reg .b32 rest, base;
+    .reg .b32 rest, base, less;
     lop3.b32 rest, $1, 0x007f007f, 0x43004300, 0xea;
     lop3.b32 base, $1, 0x00800080, 0x43004300, 0xea;
-    sub.rn.bf16x2 $0, rest, base;
+    mov.b32 less, 0xbf80bf80;
+    fma.rn.bf16x2 $0, base, less, rest;
 }""")
 _INTEGER_HIGH = tl.constexpr("""{
-    .reg .b32 high, rest, base;
+    .reg .b32 high, rest, base, less;
     shr.u32 high, $1, 8;
     lop3.b32 rest, high, 0x007f007f, 0x43004300, 0xea;
     lop3.b32 base, high, 0x00800080, 0x43004300, 0xea;
-    sub.rn.bf16x2 $0, rest, base;
+    mov.b32 less, 0xbf80bf80;
+    fma.rn.bf16x2 $0, base, less, rest;
 }""")
 
 
