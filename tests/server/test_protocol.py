@@ -1,6 +1,8 @@
 """The guard at the socket, over raw sockets: what a client may do wrong, and that others are served meanwhile."""
 
+import asyncio.selector_events
 import contextlib
+import errno
 import socket
 import time
 from collections.abc import Iterator
@@ -364,6 +366,26 @@ def mutated(random: Random) -> bytes:
                 del data[max(1, place) :]
         data = data or bytearray(b"x")
     return bytes(data)
+
+
+def test_a_client_that_is_gone_when_its_half_is_closed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its system may have dropped the connection before ours was told."""
+    closed = []
+
+    def gone(_transport: object) -> None:
+        closed.append(1)
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    with running() as server:
+        with monkeypatch.context() as patch, server.connect() as client:
+            patch.setattr(asyncio.selector_events._SelectorSocketTransport, "write_eof", gone)
+            client.sendall(b"POST /early HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n")
+            assert read_answer(client)[0] == 413
+            until(lambda: bool(closed) and server.lingering == 0)
+        server.is_well()
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_mutated_requests_leave_nothing_behind(caplog: pytest.LogCaptureFixture) -> None:

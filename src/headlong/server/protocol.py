@@ -10,6 +10,7 @@ import json
 import logging
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from http import HTTPStatus
 from typing import Any, ClassVar
@@ -305,7 +306,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self._deaf = True
             self.lingering.add(self)
             self.flow.resume_reading()
-            self._raw.write_eof()
+            with suppress(OSError):  # of a client that is gone, which we are about to be told
+                self._raw.write_eof()
             self._set_clock(LINGER_SECONDS, self._raw.abort)
         else:
             self._raw.close()
