@@ -88,6 +88,16 @@ def place_of_tile(
     return found - 1, tile - begin
 
 
+@triton.jit
+def page_of(pages, at, end, PAGE_SIZE: tl.constexpr, BLOCK_P: tl.constexpr):
+    """The page of a block of positions, or one for each of them where a block may lie in several."""
+    if PAGE_SIZE % BLOCK_P == 0:
+        return tl.load(pages + at // PAGE_SIZE, mask=at < end, other=0)
+    else:
+        position = at + tl.arange(0, BLOCK_P)
+        return tl.load(pages + position // PAGE_SIZE, mask=position < end, other=0)
+
+
 @triton.jit(do_not_specialize=["most_pages", "first_token", "num_tokens", "num_rows", "num_splits"])
 def attend_kernel(
     queries, keys, values, tops, totals, sums, table_R6, pages_RP,
@@ -112,8 +122,7 @@ def attend_kernel(
     begin = split_start(split, FIRST_SPLIT, SPLITS_PER_SIZE)
     end = tl.minimum(split_start(split + 1, FIRST_SPLIT, SPLITS_PER_SIZE), high + offset)
     pages = pages_RP + row.to(tl.int64) * most_pages
-    ahead = begin + tl.arange(0, BLOCK_P)
-    page = tl.load(pages + ahead // PAGE_SIZE, mask=ahead < end, other=0)
+    page = page_of(pages, begin, end, PAGE_SIZE, BLOCK_P)
     wait()
     let_next_start()
     if (low >= high) | (begin >= end):
@@ -134,8 +143,8 @@ def attend_kernel(
         p = at + tl.arange(0, BLOCK_P)
         written = p < end
         place = ((page.to(tl.int64) * KV_HEADS + kv) * PAGE_SIZE + p % PAGE_SIZE) * WIDTH
-        ahead = p + BLOCK_P  # pages are known a block ahead, so that keys and values can be fetched ahead
-        page = tl.load(pages + ahead // PAGE_SIZE, mask=ahead < end, other=0)
+        # Pages are known a block ahead, so that keys and values can be fetched ahead.
+        page = page_of(pages, at + BLOCK_P, end, PAGE_SIZE, BLOCK_P)
         k_DP = tl.load(keys + place[None, :] + d[:, None], mask=written[None, :] & inside[:, None], other=0.0)
         score_MP = tl.dot(q_MD, k_DP, input_precision="ieee") * LOG2_E
         score_MP = tl.where(p[None, :] <= token_M[:, None] + offset, score_MP, float("-inf"))

@@ -18,7 +18,7 @@ import triton.language as tl
 from headlong.ops.linear.triton_kernels import add_step, at_rows
 from headlong.ops.triton_launch import follow, let_next_start, wait, waited
 
-LOWEST = tl.constexpr(-(2**63))
+LOWEST = tl.constexpr(-(2**31))
 
 
 @triton.jit
@@ -56,17 +56,17 @@ def route(
     logit = tl.load(logits_T[:, None] + expert, mask=inside, other=-1e30)
     weight = tl.exp(logit - tl.max(logit, 1)[:, None])
     weight = weight / tl.sum(tl.where(expert < E, weight, 0.0), 1)[:, None]
-    # A weight is not negative: its bits, then its expert, are one number that orders both.
-    key = (weight.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (BLOCK - 1 - expert).to(tl.int64)
-    key = tl.where(expert < E, key, LOWEST)
+    # A weight is not negative: its bits are a number that orders them, and of such a warp finds the largest at once.
+    key = tl.where(expert < E, weight.to(tl.int32, bitcast=True), LOWEST)
     rank = tl.arange(0, R)[None, :]
     chosen = tl.full((T, R), E, tl.int32)
     share = tl.zeros((T, R), tl.float32)
     for place in range(A):
         best = tl.max(key, 1)[:, None]
-        chosen = tl.where(rank == place, BLOCK - 1 - (best & 0x7FFFFFFF).to(tl.int32), chosen)
-        share = tl.where(rank == place, (best >> 32).to(tl.int32).to(tl.float32, bitcast=True), share)
-        key = tl.where(key == best, LOWEST, key)
+        which = tl.min(tl.where(key == best, expert, BLOCK), 1)[:, None]
+        chosen = tl.where(rank == place, which, chosen)
+        share = tl.where(rank == place, best.to(tl.float32, bitcast=True), share)
+        key = tl.where(expert == which, LOWEST, key)
     if NORMALISE:
         share = share / tl.sum(share, 1)[:, None]
     gate_T = tl.load(logits_T + E, mask=there_T, other=0.0)
@@ -80,10 +80,11 @@ def route(
         own = pair.reshape(T * R)
         mine = tl.where(valid, chosen, 2147483647).reshape(T * R)
         same = mine[None, :] == mine[:, None]
-        before = tl.sum((mine[None, :] < mine[:, None]).to(tl.int32), 1)
-        first = tl.sum((same & (own[None, :] < own[:, None])).to(tl.int32), 1)
-        count = tl.sum(same.to(tl.int32), 1)
-        settle(pairs, places, own, mine, before, first, count, mine <= E, True, M)
+        tl.static_assert(T * R < 256)
+        # Three sums in one, a byte each: pairs of lower experts, earlier ones of the same, all of the same.
+        earlier, lower = same & (own[None, :] < own[:, None]), mine[None, :] < mine[:, None]
+        sums = tl.sum(lower.to(tl.int32) + (earlier.to(tl.int32) << 8) + (same.to(tl.int32) << 16), 1)
+        settle(pairs, places, own, mine, sums & 255, sums >> 8 & 255, sums >> 16, mine <= E, True, M)
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
@@ -126,11 +127,11 @@ def multiply(
         wait()
     let_next_start()
     place = places + 3 * tl.program_id(1)
-    count = tl.load(place + 2)
+    # All on their way before the first is looked at.
+    expert, first, count = tl.load(place).to(tl.int64), tl.load(place + 1), tl.load(place + 2)
     if count == 0:
         wait()
         return
-    expert, first = tl.load(place).to(tl.int64), tl.load(place + 1)
     there_M = tl.arange(0, M) < count
     pairs_M = tl.load(pairs + first + tl.arange(0, M), mask=there_M, other=0).to(tl.int64)
     # Gate and up of one place lie side by side. Outputs past the last are computed from the last one's weights and not
