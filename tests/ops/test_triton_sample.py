@@ -98,6 +98,29 @@ def test_it_is_filtering_then_drawing(size, kind):
     assert torch.equal(sampled(logits, filters, keys), wanted(logits, filters, keys))
 
 
+MANY = 45_001
+"""Tokens in so many parts that the parts' best tell where a top-k of 20 ends."""
+CROWDS = {
+    "text": lambda logits: logits,
+    "close together": lambda logits: logits[:, 100:140].add_(30.0),
+    "side by side, and equal": lambda logits: logits[:, 64:96].fill_(40.0),
+    "equal all over": lambda logits: logits[:, ::911].fill_(12.5),
+    "far from the rest": lambda logits: logits[:, :5].add_(300.0),
+    "banned but for a line": lambda logits: logits[:, 32:].fill_(-torch.inf),
+    "banned but for a few lines": lambda logits: logits[:, 3 * 32 :].fill_(-torch.inf),
+    "thousands that are equal": lambda logits: logits[:, 7000:20_000].fill_(30.0),
+}
+
+
+@pytest.mark.parametrize("crowd", CROWDS)
+def test_a_top_k_of_fewer_than_there_are_parts(crowd):
+    """Most are so hot that each of those that stay is as likely as any other."""
+    logits, keys = logits_of("text", 6, MANY), keys_of(6)
+    CROWDS[crowd](logits)
+    filters = [(0.7, 20, 0.95, 0.0), *[(90.0, 20, 1.0, 0.0)] * 3, (90.0, 22, 0.9, 0.0), (60.0, 20, 0.6, 0.01)]
+    assert torch.equal(sampled(logits, filters, keys), wanted(logits, filters, keys))
+
+
 HARD = {
     "equal ones by the thousand, few of them wanted": ("equal", (1.0, 0, 0.001, 0.0)),
     "many wanted": ("zeros", (1.0, 0, 0.9, 0.0)),

@@ -17,8 +17,9 @@ Draw = Callable[[Tensor, Tensor], Tensor]
 """From scores and keys, a line for each row, to tokens."""
 Sample = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From logits, filters and keys."""
-ROWS, TOKENS = 64, 5008
-"""Divisible by 16, as most vocabularies are: otherwise Triton would make other kernels than those that will serve."""
+ROWS, TOKENS = 64, 50_000
+"""So many that a GPU goes all its ways. Divisible by 16, as most vocabularies are: otherwise Triton would make other
+kernels than those that will serve."""
 HEAT = 3.0
 """Standard deviation of logits."""
 TRIED = (

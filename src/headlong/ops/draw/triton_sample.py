@@ -3,7 +3,8 @@
 """A token for each row of logits on a GPU: temperature, top-k, top-p and min-p, as sampling/processors.py has them, and
 a draw.
 
-Parts of a row put its tokens into bins, and list those of the bins that its filters may end in. One program finds there
+Parts of a row put its tokens into bins, and list those of the bins that its filters may end in. Of a top-k that is not
+more than there are parts, bins know nothing that the parts' best tokens do not tell. One program finds in the list
 the last token that stays, and parts draw among all down to that. Of more tokens than a list has room for it is searched
 in the whole row, which takes long and is hardly ever needed: thousands of equal ones, or a top-k of thousands with
 a top-p.
@@ -35,10 +36,14 @@ from headlong.ops.triton_launch import OPTIONS, follow
 
 BLOCK, NUM_WARPS = 2048, 8
 """Tokens of a part that is counted, and who counts them."""
+UNTOLD = tl.constexpr(float("inf"))
+"""Instead of the least logit that a top-k may end with."""
+LINE = tl.constexpr(32)
+"""Tokens that lie side by side in a part."""
 USUAL_BITS = 18
 """Of a token's index: smaller vocabularies are taken for as large, so that all have the same kernels."""
-MOST, FEW = tl.constexpr(4096), tl.constexpr(128)
-"""Tokens that are listed; of up to FEW each is compared with each."""
+MOST, FEW, FEWER = tl.constexpr(4096), tl.constexpr(128), tl.constexpr(32)
+"""Tokens that are listed; of up to FEW each is compared with each, of up to FEWER with less to do."""
 _LEAST = tl.constexpr(math.exp(-BINS.value / FINENESS.value))
 """Of the best token's probability, what bins reach to."""
 
@@ -61,13 +66,38 @@ def _filters(filters, row, top, size):
 
 
 @triton.jit
+def _tokens(part, parts, BLOCK: tl.constexpr):
+    """Which ones are a part's. Parts take lines in turn: in most vocabularies the likely tokens are close together."""
+    place = tl.arange(0, BLOCK)
+    index = (place // LINE * parts + part) * LINE + place % LINE
+    return tl.max_contiguous(tl.multiple_of(index, LINE), LINE)
+
+
+@triton.jit
+def _shortcut(tops, row, parts, top, temperature, top_k, PARTS: tl.constexpr):
+    """A logit that no token of a row's top-k is below, since as many parts have one that is not. UNTOLD where that says
+    little: of a top-k of more than there are parts, or where most tokens are banned."""
+    least = UNTOLD
+    if top_k <= parts:
+        part = tl.arange(0, PARTS)
+        inside = part < parts
+        top_P = tl.load(tops + row * parts + part, mask=inside, other=float("-inf"))
+        # The same, along the other dimension.
+        other_P = tl.load(tops + row * parts + part, mask=inside, other=float("-inf"))
+        rank_P = tl.sum((other_P[None, :] > top_P[:, None]).to(tl.int32), 1)
+        least = tl.min(tl.where(inside & (rank_P < top_k), top_P, UNTOLD), 0)
+        least = tl.where(bin_of(below_top(least, top, temperature)) < BINS - 1, least, UNTOLD)
+    return least
+
+
+@triton.jit
 def _begin(
     logits, stride, tops, counts, weights, numbers, size, BLOCK: tl.constexpr, CLEARED: tl.constexpr
 ):  # fmt: skip
     """The best of each part; and nothing is counted yet."""
     follow()
     part, row, parts = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
-    index = part * BLOCK + tl.arange(0, BLOCK)
+    index = _tokens(part, parts, BLOCK)
     inside = index < size
     x = tl.load(logits + row * stride + index, mask=inside, other=0.0)
     top, _ = first_best(x, index, inside)
@@ -80,16 +110,20 @@ def _begin(
 
 @triton.jit
 def _count(
-    logits, stride, filters, tops, counts, weights, size,
+    logits, stride, filters, tops, leasts, counts, weights, size,
     SCALE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Tokens into bins."""
+    """Tokens into bins, where the best of parts do not tell enough."""
     follow()
     part, row, parts = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
     top = _top(tops, row, parts, PARTS)
-    temperature, _, _, by_count, by_weight = _filters(filters, row, top, size)
-    if by_count | by_weight:
-        index = part * BLOCK + tl.arange(0, BLOCK)
+    temperature, top_k, _, by_count, by_weight = _filters(filters, row, top, size)
+    least = UNTOLD
+    if by_count:
+        least = _shortcut(tops, row, parts, top, temperature, top_k, PARTS)
+    tl.store(leasts + row, least, mask=part == 0)
+    if (by_count | by_weight) & (least == UNTOLD):
+        index = _tokens(part, parts, BLOCK)
         x = tl.load(logits + row * stride + index, mask=index < size, other=float("-inf"))
         below = below_top(x, top, temperature)
         bin = bin_of(below)
@@ -101,7 +135,7 @@ def _count(
 
 @triton.jit
 def _list(
-    logits, stride, filters, tops, counts, weights, numbers, orders, size,
+    logits, stride, filters, tops, leasts, counts, weights, numbers, orders, size,
     BITS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """The tokens that are to be compared, in any order."""
@@ -109,22 +143,26 @@ def _list(
     part, row, parts = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
     top = _top(tops, row, parts, PARTS)
     temperature, top_k, top_p, by_count, by_weight = _filters(filters, row, top, size)
-    nearest = bin_of(below_top(tl.load(tops + row * parts + part), top, temperature))
-    if (by_count | by_weight) & (nearest < BINS - 1):
+    best = tl.load(tops + row * parts + part)
+    nearest = bin_of(below_top(best, top, temperature))
+    least = tl.load(leasts + row)
+    first, last, listing = 0, BINS - 2, (least < UNTOLD) & (best >= least)
+    if (by_count | by_weight) & (least == UNTOLD) & (nearest < BINS - 1):
         first, last, number, _, _, _, _ = reach(counts, weights, row, top_k, top_p, by_count, by_weight)
-        if (number <= MOST) & (nearest <= last):
-            index = part * BLOCK + tl.arange(0, BLOCK)
-            x = tl.load(logits + row * stride + index, mask=index < size, other=float("-inf"))
-            bin = bin_of(below_top(x, top, temperature))
-            listed = (bin >= first) & (bin <= last)
-            place = tl.atomic_add(numbers + row, tl.sum(listed.to(tl.int32), 0), sem="relaxed")
-            place += tl.cumsum(listed.to(tl.int32), 0) - 1
-            tl.store(orders + row * MOST + place, order_of(x, index, BITS), mask=listed)
+        least, listing = float("-inf"), (number <= MOST) & (nearest <= last)
+    if listing:
+        index = _tokens(part, parts, BLOCK)
+        x = tl.load(logits + row * stride + index, mask=index < size, other=float("-inf"))
+        bin = bin_of(below_top(x, top, temperature))
+        listed = (x >= least) & (bin >= first) & (bin <= last)
+        place = tl.atomic_add(numbers + row, tl.sum(listed.to(tl.int32), 0), sem="relaxed")
+        place += tl.cumsum(listed.to(tl.int32), 0) - 1
+        tl.store(orders + row * MOST + place, order_of(x, index, BITS), mask=listed & (place < MOST))
 
 
 @triton.jit
 def _cut(
-    logits, stride, filters, tops, counts, weights, orders, cuts, floors, size, parts,
+    logits, stride, filters, tops, leasts, counts, weights, numbers, orders, cuts, floors, size, parts,
     SCALE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Of each row the order of the last token that top-k and top-p leave, and the least score that may be drawn."""
@@ -134,9 +172,12 @@ def _cut(
     temperature, top_k, top_p, by_count, by_weight = _filters(filters, row, top, size)
     cut = tl.full([], ALL, tl.int64)
     if by_count | by_weight:
-        _, _, number, num_before, weight_before, weight, by_count = reach(
-            counts, weights, row, top_k, top_p, by_count, by_weight
-        )
+        number, num_before = tl.load(numbers + row), tl.full([], 0, tl.int32)
+        weight_before, weight = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
+        if tl.load(leasts + row) == UNTOLD:
+            _, _, number, num_before, weight_before, weight, by_count = reach(
+                counts, weights, row, top_k, top_p, by_count, by_weight
+            )
         listed = orders + row * MOST
         if number > MOST:
             cut = cut_searched(
@@ -148,10 +189,15 @@ def _cut(
                 listed, number, num_before, weight_before, weight, top, temperature,
                 top_k, top_p, by_count, by_weight, SCALE, BITS, BLOCK, True,
             )  # fmt: skip
-        elif number > 0:
+        elif number > FEWER:
             cut = cut_ranked(
                 listed, number, num_before, weight_before, weight, top, temperature,
                 top_k, top_p, by_count, by_weight, SCALE, BITS, FEW,
+            )  # fmt: skip
+        elif number > 0:
+            cut = cut_ranked(
+                listed, number, num_before, weight_before, weight, top, temperature,
+                top_k, top_p, by_count, by_weight, SCALE, BITS, FEWER,
             )  # fmt: skip
     tl.store(cuts + row, cut)
     min_p = tl.maximum(tl.load(filters + row * 4 + 3), _LEAST)
@@ -186,7 +232,7 @@ def sample(logits_MV: Tensor, filters_M4: Tensor, keys_M4: Tensor) -> Tensor:
     (rows, size), stride, empty = logits_MV.shape, logits_MV.stride(0), logits_MV.new_empty
     bits = max(USUAL_BITS, (size - 1).bit_length())
     parts = triton.cdiv(size, BLOCK)
-    tops_MP, floors_M = empty(rows, parts), empty(rows, dtype=torch.float64)
+    tops_MP, leasts_M, floors_M = empty(rows, parts), empty(rows), empty(rows, dtype=torch.float64)
     counts_MB = empty(rows, BINS.value, dtype=torch.int32)
     weights_MB, cuts_M = empty(rows, BINS.value, dtype=torch.long), empty(rows, dtype=torch.long)
     numbers_M, orders_MC = empty(rows, dtype=torch.int32), empty(rows, MOST.value, dtype=torch.long)
@@ -195,19 +241,15 @@ def sample(logits_MV: Tensor, filters_M4: Tensor, keys_M4: Tensor) -> Tensor:
     # Sums of all a row's weights are numbers of 63 bits.
     scale, blocks = 2.0 ** (62 - bits), {"BLOCK": BLOCK, "PARTS": triton.cdiv(1 << bits, BLOCK)}
     cleared = triton.next_power_of_2(triton.cdiv(BINS.value, parts))
+    given = (logits_MV, stride, filters_M4, tops_MP, leasts_M, counts_MB, weights_MB)
     _begin[(parts, rows)](
         logits_MV, stride, tops_MP, counts_MB, weights_MB, numbers_M, size,
         BLOCK=BLOCK, CLEARED=cleared, **options,
     )  # fmt: skip
-    _count[(parts, rows)](
-        logits_MV, stride, filters_M4, tops_MP, counts_MB, weights_MB, size, SCALE=scale, **blocks, **options
-    )
-    _list[(parts, rows)](
-        logits_MV, stride, filters_M4, tops_MP, counts_MB, weights_MB, numbers_M, orders_MC, size,
-        BITS=bits, **blocks, **options,
-    )  # fmt: skip
+    _count[(parts, rows)](*given, size, SCALE=scale, **blocks, **options)
+    _list[(parts, rows)](*given, numbers_M, orders_MC, size, BITS=bits, **blocks, **options)
     _cut[(rows,)](
-        logits_MV, stride, filters_M4, tops_MP, counts_MB, weights_MB, orders_MC, cuts_M, floors_M, size, parts,
+        *given, numbers_M, orders_MC, cuts_M, floors_M, size, parts,
         SCALE=scale, BITS=bits, **blocks, **options,
     )  # fmt: skip
     _draw_of_part[(drawn_MP.shape[1], rows)](
