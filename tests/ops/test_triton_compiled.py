@@ -1,6 +1,6 @@
 """What the compiler makes of a product's loop, which no result tells: the first weights are asked for before the wait,
-inputs after it. And that it compiles what samples tokens. For a GPU that need not be there, in a process that does not
-interpret."""
+inputs after it. And that it compiles what penalises and samples tokens, and the former just as it is written. For a GPU
+that need not be there, in a process that does not interpret."""
 
 import json
 import os
@@ -21,16 +21,18 @@ triton_launch.OVERLAPS = tl.constexpr(True)
 from headlong.ops.draw import triton_sample as sampling
 from headlong.ops.linear import triton_kernels as linear
 from headlong.ops.moe import triton_kernels as moe
+from headlong.ops.penalise import triton as penalise
 
 EVEN = ("num_outs", "num_ins", "num_scaled", "num_groups", "num_columns", "row_stride", "expert_stride")
 
-def compiled(kernel, pointers, **constants):
+def compiled(kernel, pointers, options={}, **constants):
     names = kernel.arg_names
     types = {n: pointers.get(n, "constexpr" if n in constants else "i32") for n in names}
     even = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n in pointers or n in EVEN}
     source = ASTSource(kernel, signature=types, constexprs=constants, attrs=even)
-    options = {"num_warps": 4, "num_stages": 3, "launch_pdl": True}
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ttgir"]
+    options = {"num_warps": 4, "num_stages": 3, "launch_pdl": True, **options}
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
+    return made["ttgir"] + (made["ptx"] if "enable_fp_fusion" in options else "")
 
 missing = dict.fromkeys(("offsets", "row_scales", "bias", "residual", "columns"))
 cut = {"DTYPE": tl.bfloat16, "ZERO": 0, "EVEN": True, "PARTS": 1, "B": 64}
@@ -68,6 +70,15 @@ for name in ("_begin", "_count", "_list", "_cut", "_draw_of_part"):
         pointers["tops"] = "*fp64"
     found[f"sample {name}"] = compiled(
         kernel, pointers, **{n: size for n, size in sizes.items() if n in kernel.arg_names}
+    )
+given = {"logits": "*fp32", "changes": "*fp64", "biases": "*fp32", "drafts": "*i64", "out": "*fp32"}
+given |= {"slots_R": "*i64", "settled_R": "*i64", "chosen_N": "*i64", "counts": "*i32"}
+sizes = {"COUNTS": True, "BIASES": True, "BLOCK": penalise.BLOCK, "WIDTH": 4}
+for name in ("_penalise", "_count"):
+    kernel = getattr(penalise, name)
+    found[f"penalise {name}"] = compiled(
+        kernel, {n: t for n, t in given.items() if n in kernel.arg_names}, penalise.UNFUSED,
+        **{n: size for n, size in sizes.items() if n in kernel.arg_names},
     )
 json.dump(found, sys.stdout)
 """
@@ -164,6 +175,17 @@ def test_known_experts_do_not_wait(programs, kind):
 @pytest.mark.parametrize("kernel", ["_begin", "_count", "_list", "_cut", "_draw_of_part"])
 def test_sampling_waits_for_what_it_reads(programs, kernel):
     assert order(programs[f"sample {kernel}"], WAIT, COPY, LOAD)[0] == WAIT
+
+
+@pytest.mark.parametrize("kernel", ["_penalise", "_count"])
+def test_penalties_wait_for_what_they_read(programs, kernel):
+    assert order(programs[f"penalise {kernel}"], WAIT, COPY, LOAD)[0] == WAIT
+
+
+def test_penalties_are_not_fused(programs):
+    """Torch's operations, which give the same rows their logits in steps by parts, are not either."""
+    program = programs["penalise _penalise"]
+    assert "div.rn.f32" in program and "fma" not in program and "div.full" not in program
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "fp8"])

@@ -229,6 +229,11 @@ class Ops:
             return self.triton.sample
         return native_draw.sample if self.native else None
 
+    @property
+    def penalise(self) -> Callable[..., Tensor] | None:
+        """Penalties and biases of steps that ask the host for nothing; None where there are no such steps."""
+        return None if self.triton is None else self.triton.penalise
+
     def embedding(self, weight: Weight) -> Embedding | NativeEmbedding:
         source = self._source(weight) if self.native else None
         if source is None:

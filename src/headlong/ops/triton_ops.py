@@ -13,6 +13,7 @@ from headlong.ops.gated_attention.triton import TritonGatedAttention
 from headlong.ops.linear.triton import TritonLinear
 from headlong.ops.moe.triton import TritonExperts
 from headlong.ops.norm.triton import TritonRmsNorm
+from headlong.ops.penalise.triton import penalise
 from headlong.ops.silu_mul.triton import silu_mul
 from headlong.quant.format import Weight
 
@@ -25,6 +26,7 @@ __all__ = [
     "best",
     "draw",
     "linear",
+    "penalise",
     "sample",
     "silu_mul",
 ]

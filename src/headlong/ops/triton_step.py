@@ -19,6 +19,8 @@ GOES_ON, ENDED = -1, -1
 """Start of a row of which the device knows better where it is, and place of one that it knows to have ended."""
 MARKS = 4
 """Moments of a step that is one launch which are written down, in nanoseconds."""
+MENTIONED = 1 << 30
+"""Stands, in counts of what rows produced, for a token that is penalised though it was not produced."""
 FEWEST_POSITIONS = 1024
 """That are reckoned with, and then twice as many each time: steps come in few shapes, which are recorded."""
 

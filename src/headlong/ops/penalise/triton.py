@@ -1,0 +1,101 @@
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false
+"""Penalties and biases of whole rows of logits on a GPU, and the counts they are reckoned by.
+
+Bit for bit what sampling/processors.py does to the tokens that were seen: the same operations one after the other, none
+of them fused. A row's drafts count as produced at the places after them, though nobody has counted them yet.
+
+R rows of J logits each, N in all; S slots.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headlong.ops.triton_launch import OPTIONS, follow
+from headlong.ops.triton_step import MENTIONED
+
+BLOCK = 1024
+UNFUSED = {"enable_fp_fusion": False}
+_PRODUCED = tl.constexpr(MENTIONED - 1)
+
+
+@triton.jit
+def _penalised(x, own, counts, drafts, place, index, inside):
+    """Of a slot's settings, counts and drafts; the first `place` of these count as produced."""
+    if tl.load(own + 3) != 0:
+        known = tl.load(counts + index, mask=inside, other=0)
+        count = known & _PRODUCED
+        for before in range(place):
+            count += (index == tl.load(drafts + before)).to(tl.int32)
+        repetition, presence = tl.load(own).to(tl.float32), tl.load(own + 1).to(tl.float32)
+        frequency = tl.load(own + 2).to(tl.float32)
+        less = tl.where(x > 0, tl.div_rn(x, tl.zeros_like(x) + repetition), x * repetition)
+        less = less - (count > 0).to(tl.float32) * presence - count.to(tl.float32) * frequency
+        x = tl.where((known != 0) | (count > 0), less, x)
+    return x
+
+
+@triton.jit
+def _biased(x, own, biases, index, inside):
+    if tl.load(own + 4) != 0:
+        x += tl.load(biases + index, mask=inside, other=0.0)
+    return x
+
+
+@triton.jit
+def _penalise(
+    logits, stride, slots_R, changes, changes_stride, counts, biases, drafts, out, size, each, num_drafts,
+    COUNTS: tl.constexpr, BIASES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    follow()
+    line, index = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row, place, inside = line // each, num_drafts + 1 - each + line % each, index < size
+    slot = tl.load(slots_R + row)
+    own = changes + slot * changes_stride
+    x = tl.load(logits + line.to(tl.int64) * stride + index, mask=inside, other=0.0)
+    if COUNTS:
+        x = _penalised(x, own, counts + slot * size, drafts + row * num_drafts, place, index, inside)
+    if BIASES:
+        x = _biased(x, own, biases + slot * size, index, inside)
+    tl.store(out + line.to(tl.int64) * size + index, x, mask=inside)
+
+
+def penalise(
+    logits_NV: Tensor, slots_R: Tensor, changes_S5: Tensor, counts_SV: Tensor | None, bias_SV: Tensor | None,
+    drafts_RK: Tensor,
+) -> Tensor:  # fmt: skip
+    """New logits. The last of a row's stand after all its drafts, each of the others after one less. `changes_S5`:
+    penalties of repetition, presence and frequency, whether there are any, and whether there is a bias; slots without
+    are left as they are, whatever is counted there. No counts or no biases: none of these slots has any."""
+    assert logits_NV.dtype == torch.float32 and logits_NV.stride(1) == 1 and drafts_RK.is_contiguous()
+    (lines, size), (rows, num_drafts) = logits_NV.shape, drafts_RK.shape
+    out_NV = torch.empty(lines, size, dtype=torch.float32, device=logits_NV.device)
+    _penalise[(triton.cdiv(size, BLOCK), lines)](
+        logits_NV, logits_NV.stride(0), slots_R, changes_S5, changes_S5.stride(0), counts_SV, bias_SV, drafts_RK,
+        out_NV, size, lines // rows, num_drafts, COUNTS=counts_SV is not None, BIASES=bias_SV is not None,
+        BLOCK=BLOCK, **UNFUSED, **OPTIONS,
+    )  # fmt: skip
+    return out_NV
+
+
+@triton.jit
+def _count(settled_R, slots_R, chosen_N, counts, size, each, WIDTH: tl.constexpr):
+    follow()
+    row = tl.program_id(0)
+    slot, place, first = tl.load(slots_R + row), tl.arange(0, WIDTH), row * each
+    if slot > 0:
+        stands = place <= tl.load(settled_R + row) - first
+        chosen = tl.load(chosen_N + first + place, mask=stands, other=0)
+        tl.atomic_add(counts + slot * size + chosen, 1, mask=stands, sem="relaxed")
+
+
+def count(settled_R: Tensor, slots_R: Tensor, chosen_N: Tensor, counts_SV: Tensor) -> None:
+    """Adds each row's tokens up to the last that stands, `settled_R` among all; those of slot 0, where rows are that
+    have ended, are nobody's."""
+    rows, each = len(slots_R), len(chosen_N) // len(slots_R)
+    _count[(rows,)](
+        settled_R, slots_R, chosen_N, counts_SV, counts_SV.shape[1], each,
+        WIDTH=triton.next_power_of_2(each), **OPTIONS,
+    )  # fmt: skip
