@@ -4,8 +4,8 @@
 
 Logits are random, and a few dozen tokens stand out as they do in text. Medians in milliseconds: on a CPU of
 `Sampler.choose`, which decides all tokens of a step at once; on a GPU of `Sampler.choose_alike` in a recorded graph, as
-a step has it, by the device's clock, and beside it the same by torch's operations; steps with penalties are not
-recorded and left out there. Ends in one JSON line.
+a step has it, by the device's clock, and beside it the same by torch's operations, where these can be recorded. Ends in
+one JSON line.
 """
 
 import argparse
@@ -62,12 +62,13 @@ def milliseconds(sampler: Sampler, logits_LV: torch.Tensor, entries: list[Entry]
 
 def recorded_milliseconds(sampler: Sampler, logits_LV: torch.Tensor, repeats: int) -> float:
     """On the device alone."""
-    slots_L = torch.ones(len(logits_LV), dtype=torch.long, device=logits_LV.device)
-    positions_L, kind = torch.arange(len(logits_LV), device=logits_LV.device), sampler.alike([1])
-    if kind is None:  # greedy
-        choose = lambda: sampler.best(logits_LV)  # noqa: E731
-    else:
-        choose = lambda: sampler.choose_alike(logits_LV, slots_L, positions_L, kind)  # noqa: E731
+    device, asked = logits_LV.device, sampler.alike([1])
+    assert asked is not None
+    slots_R = torch.ones(1, dtype=torch.long, device=device)
+    positions_L = torch.arange(len(logits_LV), device=device)
+    drafts_RK = positions_L[None, 1:].contiguous()
+    sampler.table.tally.update([1])
+    choose = lambda: sampler.choose_alike(logits_LV, slots_R, positions_L, drafts_RK, asked)  # noqa: E731
     choose()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -91,11 +92,12 @@ def measured(
     ops, table = Ops(torch.float32, device), SamplingTable(1, vocab, device)
     table.set(1, Request("row", (0,), SamplingParams(seed=1, **given), seed=1), list(range(5, 5 + OUTPUT)))
     logits_LV = some_logits(tokens, vocab, device)
-    sampler = Sampler(table, ops.best, ops.draw, ops.sample)
+    sampler = Sampler(table, ops.best, ops.draw, ops.sample, ops.penalise)
     if device.type == "cpu":
         return [milliseconds(sampler, logits_LV, [Entry(1, 5, 0, 0, tokens)], repeats)]
     plain = Sampler(table, draw=ops.draw)
-    return [recorded_milliseconds(each, logits_LV, repeats) for each in (sampler, plain)]
+    able = [each for each in (sampler, plain) if each.alike([1]) is not None]
+    return [recorded_milliseconds(each, logits_LV, repeats) for each in able]
 
 
 def main() -> None:
@@ -116,7 +118,6 @@ def main() -> None:
             for vocab, tokens in shapes
         ]
         for kind, given in KINDS.items()
-        if device.type == "cpu" or "penalty" not in kind
     }
     beside = "" if device.type == "cpu" else " (torch)"
     out = Table("ms", *(f"{tokens} of {vocab:,}{beside}" for vocab, tokens in shapes))

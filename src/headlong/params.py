@@ -129,19 +129,19 @@ class SamplingParams:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
     @property
+    def biased(self) -> bool:
+        return bool(self.logit_bias or self.bad_token_ids)
+
+    @property
     def plain(self) -> bool:
         """Greedy, and nothing is done to the logits before."""
-        return self.greedy and not self._altered
+        return self.greedy and self.free and not self.penalised and not self.biased
 
     @property
-    def only_filtered(self) -> bool:
-        """Sampled, by nothing but temperature and filters, the target's own token in any case."""
-        return not self.greedy and self.verify == "coupled" and not self._altered
-
-    @property
-    def _altered(self) -> bool:
-        biased = bool(self.logit_bias or self.bad_token_ids)
-        return biased or self.penalised or bool(self.min_tokens) or self.grammar is not None
+    def free(self) -> bool:
+        """The target's own token in any case, and neither a grammar nor a minimum length has a say in it."""
+        coupled = self.greedy or self.verify == "coupled"
+        return coupled and not self.min_tokens and self.grammar is None
 
     def _check_grammar(self) -> None:
         if not isinstance(self.grammar, Grammar):

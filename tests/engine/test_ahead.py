@@ -46,6 +46,9 @@ def request(name: str, prompt: tuple[int, ...], *, drafts: int = 0, **changes) -
     return replace(Request(name, prompt, params, seed=0, draft_tokens=drafts), **changes)
 
 
+PENALISED = SamplingParams(
+    max_tokens=12, ignore_eos=True, presence_penalty=1.5, frequency_penalty=0.5, repetition_penalty=1.2
+)
 PROMPTS = {"a": tuple(random_tokens(61, 2, seed=0)), "b": tuple(random_tokens(61, 1, seed=1))}
 
 
@@ -82,14 +85,23 @@ def interpreted(monkeypatch):
 
 @pytest.fixture(scope="module")
 def truth(folder):
-    """By the same kernels, plain, by parts, one row after the other."""
+    return told(folder)
+
+
+@pytest.fixture(scope="module")
+def penalised_truth(folder):
+    return told(folder, params=PENALISED)
+
+
+def told(folder, **changes) -> dict[str, list[int]]:
+    """By the same kernels, without drafts, by parts, one row after the other."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEADLONG_TRITON", "interpret")
         patch.setattr(WholeStep, "takes", lambda _self, _plan: False)
         engine = load(folder).engine
         found = {}
         for name, prompt in PROMPTS.items():
-            engine.add(request(name, prompt))
+            engine.add(request(name, prompt, **changes))
             found |= run(engine)
         return found
 
@@ -224,6 +236,52 @@ def test_poison_while_a_step_is_under_way(folder, truth, monkeypatch):
     after = run(engine)
     assert engine.faults.count == 1
     assert {name: before[name] + after[name] for name in truth} == truth
+
+
+def test_penalised_rows_are_read_again(folder, penalised_truth, monkeypatch):
+    """After a fault, and after one was put back, while the device counted what nobody had read."""
+    engine = load(folder).engine
+    the_truth_as_drafts(engine, penalised_truth, monkeypatch)
+    for name, prompt in PROMPTS.items():
+        engine.add(request(name, prompt, drafts=2, params=PENALISED))
+    found = step_until_ahead(engine)
+    with monkeypatch.context() as patch:
+        patch.setattr(WholeStep, "land", lambda *_, **__: 1 / 0)
+        assert not engine.step().rows
+    assert engine.faults.count == 1
+    parts = [step_until_ahead(engine)]
+    engine._catch_up()
+    engine.scheduler.put_back(engine.scheduler.find("b"))
+    parts.append(run(engine))
+    for part in parts:
+        for name, tokens in part.items():
+            found[name] += tokens
+    assert found == penalised_truth
+
+
+def test_a_penalised_row_that_stops_leaves_the_counts_of_others_alone(folder, penalised_truth, monkeypatch):
+    """It is computed once more where nobody looks; then somebody comes into its slot."""
+    tokens = penalised_truth["a"]
+    stop = next(n for n in range(2, len(tokens)) if tokens.index(tokens[n]) == n)
+    engine = load(folder).engine
+    the_truth_as_drafts(engine, penalised_truth, monkeypatch)
+    long = replace(PENALISED, max_tokens=40)
+    engine.add(request("a", PROMPTS["a"], drafts=1, params=long, stop_ids=frozenset([tokens[stop]])))
+    engine.add(request("b", PROMPTS["b"], params=PENALISED))
+    found, slots = {"a": [], "b": []}, {}
+    while engine.scheduler.find("a") is not None:
+        for row in engine.step().rows:
+            found[row.request.id] += row.token_ids
+        slots |= {row_id: held.slot for row_id, held in engine.state.rows.items()}
+    assert engine._ahead is not None and found["a"] == tokens[: stop + 1]
+    engine.add(request("a", PROMPTS["a"], params=PENALISED))
+    again = {"a": [], "b": found["b"]}
+    while engine.has_work:
+        for row in engine.step().rows:
+            again[row.request.id] += row.token_ids
+        if "a" in engine.state.rows:
+            assert engine.state.rows["a"].slot == slots["a"]
+    assert again == penalised_truth
 
 
 @pytest.mark.parametrize("why", ["a stop string", "many stop tokens", "somebody waits", "the end is near"])

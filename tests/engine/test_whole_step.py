@@ -14,6 +14,8 @@ from headlong import SamplingParams
 from headlong.config import EngineConfig
 from headlong.engine.service import Service
 from headlong.engine.whole_step import WholeStep
+from headlong.ops.triton_step import MENTIONED
+from headlong.sampling.tally import Tally
 from support import tiny
 from support.tiny import random_tokens
 
@@ -21,8 +23,18 @@ pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="test_cuda.py has this for GPUs"),
 ]
-LENGTHS = (3, 2)
+LENGTHS = (3, 2, 2)
 """Of prompts. The interpreter is slow."""
+SAMPLED = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.02, "seed": 3}
+CHANGED = (
+    {"presence_penalty": 100.0, "bad_token_ids": (5, 6), "max_tokens": 7},
+    {
+        "repetition_penalty": 1.4, "presence_penalty": 0.3, "frequency_penalty": 40.0, "logit_bias": {9: 0.3},
+        "max_tokens": 13,
+    },
+    {"max_tokens": 4},
+)  # fmt: skip
+"""The first never says anything twice. It ends soon: the last one comes into its slot."""
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +157,7 @@ def test_sampled_rows_give_the_tokens_of_steps_by_parts(service_of, monkeypatch)
     service = service_of()
 
     def requests(depths):
-        first, other = requests_of(service, depths, temperature=0.9, top_k=40, top_p=0.95, min_p=0.02, seed=3)
+        first, other = requests_of(service, depths, **SAMPLED)
         return [first, replace(other, params=replace(other.params, temperature=0.7, top_k=0))]
 
     with monkeypatch.context() as patch:
@@ -156,3 +168,67 @@ def test_sampled_rows_give_the_tokens_of_steps_by_parts(service_of, monkeypatch)
     found, stood = outputs(service, requests((2, 1)))
     assert found == expected and max(seen) == 2
     assert max(stood) >= 1 and 0 in stood
+
+
+def changed(service: Service, depths, choice) -> list:
+    return [
+        replace(request, params=replace(request.params, **changes))
+        for request, changes in zip(requests_of(service, depths, **choice), CHANGED, strict=True)
+    ]
+
+
+def checked_counts(monkeypatch) -> None:
+    """Before every step that counts, a device has counted what the host has."""
+    honest = Tally.update
+
+    def update(self, slots):
+        slots = list(slots)
+        honest(self, slots)
+        for slot in set(slots) & set(self._seen):
+            seen, counts_V = self._seen[slot], self.counts_SV[slot]
+            assert set(counts_V.nonzero()[:, 0].tolist()) == set(seen.ids)
+            assert (counts_V & (MENTIONED - 1))[list(seen.ids)].tolist() == list(seen.counts)
+
+    monkeypatch.setattr(Tally, "update", update)
+
+
+def going_by_parts(service: Service, monkeypatch) -> list:
+    """The steps that do, and how the others were launched."""
+    honest, launch, plans, launches = service.engine._by_parts, WholeStep.launch, [], []
+    monkeypatch.setattr(service.engine, "_by_parts", lambda plan: plans.append(plan) or honest(plan))
+    monkeypatch.setattr(
+        WholeStep, "launch", lambda self, plan, **how: launches.append(how) or launch(self, plan, **how)
+    )
+    return [plans, launches]
+
+
+@pytest.mark.parametrize(
+    ("choice", "depths"), [({}, (3, 1, 2)), (SAMPLED, (2, 1, 0))], ids=["greedy", "sampled"]
+)
+def test_penalised_and_biased_rows_give_the_tokens_of_steps_by_parts(service_of, monkeypatch, choice, depths):
+    """Beside each other, and beside one that is neither; steps go by parts only where a prompt is read, and between
+    these some are launched ahead."""
+    service = service_of()
+    with monkeypatch.context() as patch:
+        patch.setattr(WholeStep, "takes", lambda _self, _plan: False)
+        expected, _ = outputs(service, changed(service, (0, 0, 0), choice))
+    distinct = next(iter(expected.values()))
+    assert len(set(distinct)) == len(distinct) == 7 and not {5, 6} & set(distinct)
+    plans, launches = going_by_parts(service, monkeypatch)
+    checked_counts(monkeypatch)
+    right(service, expected, monkeypatch)
+    found, stood = outputs(service, changed(service, depths, choice))
+    assert found == expected
+    assert max(stood) >= 1 and 0 in stood
+    assert all(any(row.known_tokens for row in plan.rows) for plan in plans)
+    assert {"goes_on": True} in launches
+
+
+def test_penalised_rows_by_parts_where_the_device_has_other_bits(service_of, monkeypatch):
+    """What its kernel would give was tried."""
+    service = service_of()
+    monkeypatch.setattr(service.engine.sampler, "_penalise", None)
+    plans, launches = going_by_parts(service, monkeypatch)
+    (request, *_) = changed(service, (0, 0, 0), {})
+    outputs(service, [replace(request, params=replace(request.params, max_tokens=3))])
+    assert len(plans) == 3 and not launches

@@ -76,7 +76,7 @@ class Engine:
         with refusing_shortage(self.memory):
             self.state = State(specs, model.config.hidden_size, capacity, kept)
         table = SamplingTable(config.max_rows, model.config.vocab_size, built.ops.device)
-        self.sampler = Sampler(table, built.ops.best, built.ops.draw, built.ops.sample)
+        self.sampler = Sampler(table, built.ops.best, built.ops.draw, built.ops.sample, built.ops.penalise)
         self.runner = Runner(model, self.state)
         chosen = None
         if head is not None:

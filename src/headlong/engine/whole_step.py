@@ -3,8 +3,8 @@
 Nothing is read back on the way, so on a CUDA device all of it is one graph, and what comes back is one small tensor.
 The next step may be launched before that is read: where its rows are, it finds on the device. Every row feeds as many
 tokens as the one that drafts most; what a row has beyond its own depth is padding, computed and never accepted. Takes
-rows that all want the best tokens, or are all sampled, by the same filters where these are torch's operations; for
-others the engine goes by parts, with the same tokens.
+rows that all want the best tokens, or are all sampled, by the same filters where these are torch's operations, with
+penalties and biases or without; for others the engine goes by parts, with the same tokens.
 """
 
 import time
@@ -22,7 +22,7 @@ from headlong.models.decoder import DecoderModel
 from headlong.ops.graphs import Graphs
 from headlong.ops.rope.reference import LARGEST_TABLE, Angles, angles
 from headlong.ops.triton_step import MARKS, TritonStep, round_up_positions
-from headlong.sampling.processors import FilterKind
+from headlong.sampling.processors import Alike
 from headlong.sampling.sampler import Sampler
 from headlong.speculate.mtp import MtpProposer
 from headlong.state.mirror import MOST_STOPS, Mirror
@@ -42,8 +42,8 @@ class _Shape(NamedTuple):
     """Positions that are reckoned with."""
     reads: bool
     """Whether the head reads the step."""
-    sampled: FilterKind | None
-    """How tokens are sampled; None for the best."""
+    asked: Alike
+    """How tokens are chosen."""
 
 
 class Outcome(NamedTuple):
@@ -86,8 +86,9 @@ class WholeStep:
         self.model, self.state, self.sampler, self.drafter = model, state, sampler, drafter
         self._device = model.ops.device
         from headlong.ops import triton_turn  # Triton is not everywhere
+        from headlong.ops.penalise.triton import count
 
-        self._turn = triton_turn
+        self._turn, self._count = triton_turn, count
         self._graphs = Graphs(self._device)
         self._readings = _Readings()
         self._layouts: dict[tuple[int, int], EvenLayout] = {}
@@ -107,8 +108,7 @@ class WholeStep:
         for row in plan.rows:
             if not row.samples or row.known_tokens or row.request.params.logprobs is not None:
                 return False
-        slots = [row.slot for row in plan.rows]
-        return self.sampler.is_plain(slots) or self.sampler.alike(slots) is not None
+        return self.sampler.alike(row.slot for row in plan.rows) is not None
 
     def may_follow(self, launch: Launch, plan: Plan) -> bool:
         """Whether this step can be launched before the other is read: the head must lack nothing that only then is
@@ -126,11 +126,12 @@ class WholeStep:
         layout = self._layout(len(rows), drafts)
         held = tuple(self.state.rows[row.request.id] for row in rows)
         self._mirror.update(zip(held, [row.request.stop_ids for row in rows], strict=True))
-        shape = _Shape(
-            longest=round_up_positions(max(row.start for row in rows) + 1 + drafts),
-            reads=reads,
-            sampled=self.sampler.alike(row.slot for row in rows),
-        )
+        asked = self.sampler.alike(row.slot for row in rows)
+        assert asked is not None, "it was asked whether it takes such rows"
+        if asked.penalised and not goes_on:  # the step under way counts by itself
+            self.sampler.table.tally.update(row.slot for row in rows)
+        longest = round_up_positions(max(row.start for row in rows) + 1 + drafts)
+        shape = _Shape(longest, reads, asked)
         given_R4 = layout.given(rows, go_on=goes_on)
         found_X, hidden_ND = self._graphs((drafts, shape), partial(self._run, layout, shape), [given_R4])
         is_usual = self._graphs.is_usual
@@ -161,6 +162,9 @@ class WholeStep:
         plan = Plan(tuple(rows), max(row.num_drafts for row in rows))
         verdict = _verdict(launch.plan, numbers, found)
         self._keep(launch, plan, numbers, verdict)
+        for row, tokens in zip(plan.rows, verdict.tokens, strict=True):
+            if row.request.params.penalised:
+                self.sampler.table.tally.advance(row.slot, len(tokens))
         begun, drafted, verified, read = found[-MARKS:]
         drafting = drafted - begun + read - verified if launch.reads else 0
         seconds = (read if launch.reads else verified) - begun
@@ -177,7 +181,7 @@ class WholeStep:
     def _run(self, layout: EvenLayout, shape: _Shape, given: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """What comes back (tokens, whether they are numbers, how many drafts stand, drafts, moments), and hidden
         states."""
-        (given_R4,), turn = given, self._turn
+        (given_R4,), turn, asked = given, self._turn, shape.asked
         model, state, mirror, drafts = self.model, self.state, self._mirror, layout.num_drafts
         num_rows, num_tokens = layout.num_rows, layout.num_rows * (1 + drafts)
         size = 2 * num_tokens + num_rows * (1 + drafts) + MARKS
@@ -189,23 +193,21 @@ class WholeStep:
         )  # fmt: skip
         rotation, passes = self._rotation(layout.position_X, shape.longest), layout.passes()
         target, *ahead = [self._context(part, rotation, pages_RP, shape.longest) for part in passes]
-        after_N = None if shape.sampled is None else passes[0].position_N.long() + 1
+        after_N = None if asked.kind is None else passes[0].position_N.long() + 1
         drafts_RK = slots_R.new_empty(num_rows, 0)
         if drafts:
-            drafts_RK = self._draft(slots_R, ahead, after_N, shape.sampled)
+            drafts_RK = self._draft(slots_R, ahead, after_N, asked)
         tokens_N = turn.feed(slots_R, state.last_token_S, drafts_RK, times)
         hidden_ND = model.forward(tokens_N, target, state.layers)
         logits_NV = model.logits(hidden_ND)
-        if shape.sampled is None or after_N is None:
-            chosen_N = self.sampler.best(logits_NV)
-        else:
-            slots_N = slots_R.repeat_interleave(1 + drafts)
-            chosen_N = self.sampler.choose_alike(logits_NV, slots_N, after_N, shape.sampled)
+        chosen_N = self.sampler.choose_alike(logits_NV, slots_R, after_N, drafts_RK, asked)
         chosen_N = self._chosen(chosen_N, drafts_RK)
         settled_R = turn.settle(
             given_R4, layout.position_X, slots_R, chosen_N, drafts_RK, logits_NV,
             mirror.stops_SM, state.last_token_S, mirror.place_S2, found_X, times,
         )  # fmt: skip
+        if asked.penalised:
+            self._count(settled_R, slots_R, chosen_N, self.sampler.table.tally.counts_SV)
         if shape.reads:
             # Past the accepted drafts this pairs with tokens that will not stand; those places are rewritten before
             # anything reads them.
@@ -225,23 +227,25 @@ class WholeStep:
             self._layouts[key] = EvenLayout(num_rows, num_drafts, self._device)
         return self._layouts[key]
 
-    def _draft(
-        self, slots_R: Tensor, ahead: list[Context], after_N: Tensor | None, kind: FilterKind | None
-    ) -> Tensor:
-        """[R, K] from the carry on; rows that are sampled share the target's noise at each position."""
+    def _draft(self, slots_R: Tensor, ahead: list[Context], after_N: Tensor | None, asked: Alike) -> Tensor:
+        """[R, K] from the carry on; rows that are sampled share the target's noise at each position, and those that are
+        penalised or biased are so here."""
         assert self.drafter is not None
         head, vocabulary = self.drafter.head, self.drafter.vocabulary
         hidden_RD, drafts = self.state.carry_SD[slots_R], []
+        before_RK = slots_R.new_empty(len(slots_R), 0)
         for place in range(1 + len(ahead)):
             if place:
                 embedding_RD = self.model.embed(drafts[-1])
                 hidden_RD = head.forward(embedding_RD, hidden_RD, ahead[place - 1], self.state.layers)
-            if kind is None or after_N is None:
+            if asked.kind is None and not asked.changes:
                 drafts.append(vocabulary.best(hidden_RD))
-            else:
-                whole_RV = vocabulary.whole(vocabulary.logits(hidden_RD))
-                after_R = after_N.view(len(slots_R), -1)[:, place]
-                drafts.append(self.sampler.choose_alike(whole_RV, slots_R, after_R, kind))
+                continue
+            if place and asked.changes:
+                before_RK = torch.stack(drafts, dim=1)
+            whole_RV = vocabulary.whole(vocabulary.logits(hidden_RD))
+            after_R = None if after_N is None else after_N.view(len(slots_R), -1)[:, place]
+            drafts.append(self.sampler.choose_alike(whole_RV, slots_R, after_R, before_RK, asked))
         return torch.stack(drafts, dim=1)
 
     def _rotation(self, position_X: Tensor, longest: int) -> Angles:

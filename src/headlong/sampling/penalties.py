@@ -17,6 +17,7 @@ class Seen:
 
     def __init__(self, prompt: Iterable[int], output: Iterable[int]) -> None:
         self.ids, self.counts = array("q"), array("i")
+        self.num_produced = 0
         self._places: dict[int, int] = {}
         for token in prompt:
             self._place(token)
@@ -29,6 +30,7 @@ class Seen:
         """Takes note of what was produced."""
         for token in tokens:
             self.counts[self._place(token)] += 1
+            self.num_produced += 1
 
     def _place(self, token: int) -> int:
         place = self._places.get(token)

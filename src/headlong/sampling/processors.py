@@ -36,11 +36,27 @@ ANY = FilterKind((), 0)
 """Where whoever filters need not know."""
 
 
+class Alike(NamedTuple):
+    """What rows have in common whose tokens can be chosen without asking the host."""
+
+    kind: FilterKind | None
+    """How they are sampled; None for the best tokens."""
+    penalised: bool
+    """Whether any of them is."""
+    biased: bool
+    """The same."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything is done to logits before tokens are chosen."""
+        return self.penalised or self.biased
+
+
 def adjust(logits_LV: Tensor, entries: Entries, table: SamplingTable) -> Tensor:
     """Penalties, bias, bans, minimum length and constraints: what greedy decoding obeys too. Input is left as
     it is."""
     penalised = entries.which(lambda p: p.penalised)
-    biased = entries.where(lambda p: bool(p.logit_bias or p.bad_token_ids))
+    biased = entries.where(lambda p: p.biased)
     early = entries.where(lambda p: p.min_tokens > 0)
     allowed = entries.allowed
     if not penalised and biased is None and early is None and allowed is None:

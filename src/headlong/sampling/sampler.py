@@ -10,9 +10,9 @@ from headlong.params import SamplingParams
 from headlong.sampling import noise
 from headlong.sampling.entries import Entries
 from headlong.sampling.noise import Key
-from headlong.sampling.processors import ANY, FilterKind, adjust, shape, shape_all
+from headlong.sampling.processors import ANY, Alike, FilterKind, adjust, shape, shape_all
 from headlong.sampling.table import SamplingTable
-from headlong.sampling.trials import Draw, Sample, draws_alike, samples_alike
+from headlong.sampling.trials import Draw, Penalise, Sample, draws_alike, penalises_alike, samples_alike
 from headlong.types import TokenLogprobs
 
 
@@ -25,15 +25,19 @@ class Sampler:
         best: Callable[[Tensor], Tensor] = best,
         draw: Draw | None = None,
         sample: Sample | None = None,
+        penalise: Penalise | None = None,
     ) -> None:
-        """Ops: `best` finds the best token of each row of logits, `draw` adds the noise of each row's key first, and
-        `sample` filters before that; these two are tried once on a GPU."""
+        """Ops: `best` finds the best token of each row of logits, `draw` adds the noise of each row's key first,
+        `sample` filters before that, and `penalise` changes logits by what a device has counted; these three are tried
+        once on a GPU."""
         self.table = table
         self.best = best
         device = table.seed.device
         on_cpu = device.type == "cpu"
         self._draw = draw if draw is None or on_cpu or draws_alike(draw, device) else None
         self._sample = sample if sample is None or on_cpu or samples_alike(sample, device) else None
+        tried = penalise is None or on_cpu or penalises_alike(penalise, device)
+        self._penalise = penalise if tried else None
 
     def is_plain(self, slots: Iterable[int]) -> bool:
         """Whether rows in these slots all want the best token of the logits as they are; `best` gives it."""
@@ -44,26 +48,50 @@ class Sampler:
                 return False
         return True
 
-    def alike(self, slots: Iterable[int]) -> FilterKind | None:
-        """What rows in these slots all ask for, if each is sampled from the logits as they are, by the same filters
-        where there is no op for all of them; `choose_alike` then gives their tokens."""
-        kinds = set()
+    def alike(self, slots: Iterable[int]) -> Alike | None:
+        """What rows in these slots all ask for, if they all want the best tokens, or are all sampled, by the same
+        filters where there is no op for all of them; and where logits are changed there is an op for that.
+        `choose_alike` then gives their tokens."""
+        kinds: set[FilterKind | None] = set()
+        penalised = biased = False
         for slot in slots:
             request = self.table.requests[slot]
-            if request is None or not request.params.only_filtered or slot in self.table.constraints:
+            if request is None or not request.params.free or slot in self.table.constraints:
                 return None
-            kinds.add(ANY if self._sample is not None else FilterKind.of(request.params))
-        return kinds.pop() if len(kinds) == 1 else None
+            params = request.params
+            penalised, biased = penalised or params.penalised, biased or params.biased
+            kinds.add(None if params.greedy else ANY if self._sample is not None else FilterKind.of(params))
+        if len(kinds) != 1 or ((penalised or biased) and self._penalise is None):
+            return None
+        return Alike(kinds.pop(), penalised, biased)
 
     def choose_alike(
-        self, logits_LV: Tensor, slots_L: Tensor, positions_L: Tensor, kind: FilterKind
+        self, logits_NV: Tensor, slots_R: Tensor, positions_N: Tensor | None, drafts_RK: Tensor, asked: Alike
     ) -> Tensor:
-        """`choose` for such rows; asks the host for nothing."""
-        keys_L4 = self.table.keys(slots_L, positions_L)
+        """`choose` for such rows, with as many logits for each; asks the host for nothing. The last of a row's stand
+        after all its drafts, each of the others after one less; where nothing is changed, nobody asks for drafts, and
+        for positions only where tokens are sampled. What penalised rows have seen is up to date in the tally."""
+        if asked.changes:
+            logits_NV = self._changed(logits_NV, slots_R, drafts_RK, asked)
+        if asked.kind is None:
+            return self.best(logits_NV)
+        assert positions_N is not None, "noise depends on the position"
+        each = len(logits_NV) // len(slots_R)
+        slots_N = slots_R if each == 1 else slots_R.repeat_interleave(each)
+        keys_N4 = self.table.keys(slots_N, positions_N)
         if self._sample is not None:
-            return self._sample(logits_LV.float(), self.table.filters(slots_L), keys_L4)
-        seed, choice, position, stream = keys_L4.unbind(1)
-        return self._drawn(shape_all(logits_LV, slots_L, self.table, kind), (seed, choice, position, stream))
+            return self._sample(logits_NV.float(), self.table.filters(slots_N), keys_N4)
+        seed, choice, position, stream = keys_N4.unbind(1)
+        scores_NV = shape_all(logits_NV, slots_N, self.table, asked.kind)
+        return self._drawn(scores_NV, (seed, choice, position, stream))
+
+    def _changed(self, logits_NV: Tensor, slots_R: Tensor, drafts_RK: Tensor, asked: Alike) -> Tensor:
+        assert self._penalise is not None, "such rows are not alike then"
+        counts_SV = self.table.tally.counts_SV if asked.penalised else None
+        bias_SV = self.table.bias if asked.biased else None
+        return self._penalise(
+            logits_NV.float(), slots_R, self.table.changes_S5, counts_SV, bias_SV, drafts_RK
+        )
 
     def choose(self, logits_LV: Tensor, entries: Entries) -> Tensor:
         """The target's token at each entry: argmax, of the logits or of logits plus that position's noise."""

@@ -1,7 +1,7 @@
 """Each slot's sampling settings, as tensors a step can gather. Knows slots and tokens, no model.
 
-Rows without bias or minimum length cost nothing: the [slots, vocabulary] tensors exist only from the first
-request that needs them.
+Rows without penalties, bias or minimum length cost nothing: the [slots, vocabulary] tensors exist only from the first
+request that needs them, and stay where they are from then on.
 """
 
 from collections.abc import Iterable
@@ -12,6 +12,7 @@ from torch import Tensor
 from headlong.sampling import noise
 from headlong.sampling.penalties import NAMES as PENALTIES
 from headlong.sampling.penalties import Seen
+from headlong.sampling.tally import Tally
 from headlong.types import Constraint, Request
 
 _SCALARS = (
@@ -20,6 +21,8 @@ _SCALARS = (
     "top_p",
     "min_p",
     *PENALTIES,
+    "penalised",
+    "biased",
 )
 
 
@@ -34,6 +37,8 @@ class SamplingTable:
         """By slot, for the rows that have one."""
         self.seen: dict[int, Seen] = {}
         """By slot, of the rows that are penalised."""
+        self.tally = Tally(self.seen, (num_slots + 1, vocab_size), device)
+        """The same, where steps that ask the host for nothing count by themselves."""
         size = num_slots + 1
         self._scalars_SN = torch.zeros(size, len(_SCALARS), dtype=torch.float64, device=device)
         self.scalars: dict[str, Tensor] = dict(zip(_SCALARS, self._scalars_SN.unbind(1), strict=True))
@@ -59,7 +64,7 @@ class SamplingTable:
             # Of a prompt's tokens the other penalties do not ask.
             prompt = request.prompt if params.repetition_penalty != 1.0 else ()
             self.seen[slot] = Seen(prompt, output)
-        if params.logit_bias or params.bad_token_ids:
+        if params.biased:
             self.bias[slot] = 0.0
             for token, value in params.logit_bias.items():
                 self.bias[slot, token] = value
@@ -96,7 +101,12 @@ class SamplingTable:
 
     def penalties(self, slots_M: Tensor) -> Tensor:
         """Of repetition, presence and frequency, [M, 3]."""
-        return self._scalars_SN[slots_M, 4:]
+        return self._scalars_SN[slots_M, 4:7]
+
+    @property
+    def changes_S5(self) -> Tensor:
+        """What each slot has done to its logits: the penalties, whether there is any, and whether there is a bias."""
+        return self._scalars_SN[:, 4:]
 
     @property
     def bias(self) -> Tensor:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from headlong.params import SamplingParams
 from headlong.sampling import noise
-from headlong.sampling.processors import FilterKind, shape_all
+from headlong.sampling.entries import Entries, Entry
+from headlong.sampling.processors import FilterKind, adjust, shape_all
 from headlong.sampling.table import SamplingTable
 from headlong.types import Request
 
@@ -17,9 +18,13 @@ Draw = Callable[[Tensor, Tensor], Tensor]
 """From scores and keys, a line for each row, to tokens."""
 Sample = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From logits, filters and keys."""
+Penalise = Callable[..., Tensor]
+"""As `penalise` of ops/penalise/triton.py."""
 ROWS, TOKENS = 64, 50_000
 """So many that a GPU goes all its ways. Divisible by 16, as most vocabularies are: otherwise Triton would make other
 kernels than those that will serve."""
+PENALISED_TOKENS = 5008
+"""Divisible by 16, too. There is only one way here."""
 HEAT = 3.0
 """Standard deviation of logits."""
 TRIED = (
@@ -33,6 +38,16 @@ TRIED = (
     SamplingParams(temperature=1.5, top_k=50, top_p=0.8, min_p=0.02),
 )
 """Few tokens are left and many, by one filter and several."""
+CHANGED = (
+    SamplingParams(presence_penalty=1.5),
+    SamplingParams(frequency_penalty=0.37),
+    SamplingParams(repetition_penalty=1.3),
+    SamplingParams(),
+    SamplingParams(repetition_penalty=0.83, presence_penalty=-0.61, frequency_penalty=0.29),
+    SamplingParams(logit_bias={7: 2.3, 11: -0.7}, bad_token_ids=(5, 4000)),
+    SamplingParams(repetition_penalty=1.07, frequency_penalty=0.11, logit_bias={3: 0.3}),
+)
+"""Each penalty alone, all together, with a bias and without; and a row that has nothing."""
 log = logging.getLogger(__name__)
 
 
@@ -63,6 +78,29 @@ def samples_alike(sample: Sample, device: torch.device) -> bool:
     same = torch.equal(tokens_M, noise.draw(scores_MV, key))
     if not same:
         log.warning("tokens are filtered by torch on %s: the kernels for it choose others there", device)
+    return same
+
+
+@cache
+def penalises_alike(penalise: Penalise, device: torch.device) -> bool:
+    """Whether logits have the bits that steps by parts give them: rows that each have their own penalties, and drafts
+    that repeat each other and what was seen."""
+    rows = len(CHANGED)
+    drafts_RK = torch.tensor([[slot, 4, 9, 4, 5, slot, 2500, 9] for slot in range(rows)], device=device)
+    each = drafts_RK.shape[1] + 1
+    table, entries = SamplingTable(rows, PENALISED_TOKENS, device), []
+    for slot, params in enumerate(CHANGED, 1):
+        output = [token * token % 977 for token in range(40 * slot)]
+        table.set(slot, Request("tried", tuple(range(0, PENALISED_TOKENS, 3)), params, seed=0), output)
+        entries.append(Entry(slot, len(output), 0, len(output), each))
+    table.tally.update(range(1, rows + 1))
+    logits_NV = _some(device)[0][: rows * each, :PENALISED_TOKENS].contiguous()
+    slots_R = torch.arange(1, rows + 1, device=device)
+    wanted_NV = adjust(logits_NV, Entries(entries, table, drafts_RK), table)
+    found_NV = penalise(logits_NV, slots_R, table.changes_S5, table.tally.counts_SV, table.bias, drafts_RK)
+    same = torch.equal(found_NV.view(torch.int32), wanted_NV.view(torch.int32))
+    if not same:
+        log.warning("rows with penalties go by parts on %s: the kernel gives other logits there", device)
     return same
 
 
