@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from headlong import LLM, SamplingParams
+from headlong.engine.engine import Engine
 from headlong.engine.whole_step import WholeStep
 from headlong.ops.graphs import Graphs
 from headlong.speculate.elsewhere import HeadElsewhere
@@ -35,6 +36,16 @@ MIXED = (
 GREEDY = (SamplingParams(max_tokens=80), SamplingParams(max_tokens=50), SamplingParams(max_tokens=20))
 SAMPLED = tuple(
     SamplingParams(max_tokens=60, temperature=0.8, seed=seed, top_p=0.9, top_k=50) for seed in (1, 2, 3)
+)
+PENALISED = (
+    SamplingParams(max_tokens=80, presence_penalty=1.5),
+    SamplingParams(max_tokens=50, repetition_penalty=1.2, frequency_penalty=0.3, logit_bias={40: 2.0}),
+    SamplingParams(max_tokens=20, bad_token_ids=(13, 14)),
+)
+PENALISED_AND_SAMPLED = (
+    replace(PENALISED[0], temperature=0.8, seed=5, top_k=20, top_p=0.95),
+    replace(PENALISED[1], temperature=0.7, seed=6, top_p=0.9),
+    SAMPLED[0],
 )
 
 
@@ -73,7 +84,11 @@ def test_kernels_give_the_same_tokens_at_every_depth(dtype: str) -> None:
         assert completions("cuda", draft_tokens, dtype) == expected, f"K={draft_tokens}"
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
+@pytest.mark.parametrize(
+    "params",
+    [GREEDY, SAMPLED, PENALISED, PENALISED_AND_SAMPLED],
+    ids=["greedy", "sampled", "penalised", "penalised and sampled"],
+)
 def test_one_launch_gives_the_tokens_of_steps_by_parts(params, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(WholeStep, "takes", lambda _self, _plan: False)
@@ -83,10 +98,14 @@ def test_one_launch_gives_the_tokens_of_steps_by_parts(params, monkeypatch: pyte
     monkeypatch.setattr(
         WholeStep, "launch", lambda self, plan, **how: launched.append(how) or honest(self, plan, **how)
     )
+    parts = []
+    by_parts = Engine._by_parts
+    monkeypatch.setattr(Engine, "_by_parts", lambda self, plan: parts.append(plan) or by_parts(self, plan))
     for draft_tokens in (0, 1, 3, None):
         launched.clear()
         assert completions("cuda", draft_tokens, "bfloat16", params) == expected, f"K={draft_tokens}"
         assert {"goes_on": True} in launched, "no step was launched before the one before it was read"
+    assert all(any(row.known_tokens for row in plan.rows) for plan in parts), "not only prompts went by parts"
 
 
 @pytest.mark.parametrize("draft_tokens", [0, 3])
