@@ -61,7 +61,7 @@ for name, (weights, kind) in kinds.items():
         )
 counted = {"counts": "*i32", "weights": "*i64", "numbers": "*i32", "orders": "*i64"}
 cuts = {"filters": "*fp64", "keys": "*i64", "cuts": "*i64", "floors": "*fp64", "indices": "*i32"}
-given = {"logits": "*fp32", "tops": "*fp32", **counted, **cuts}
+given = {"logits": "*fp32", "tops": "*fp32", "leasts": "*fp32", **counted, **cuts}
 sizes = {"BITS": 18, "SCALE": 2.0**44, "BLOCK": sampling.BLOCK, "PARTS": 128, "CLEARED": 32}
 for name in ("_begin", "_count", "_list", "_cut", "_draw_of_part"):
     kernel = getattr(sampling, name)
