@@ -1,8 +1,8 @@
 """The GPU: correctness first, then a step and its parts against what the memory allows.
 
     python benchmarks/gpu.py [--shape benchmarks/shapes/qwen3.6-27b.json] [--layers 64] [--fp8] [--rows 1,4,16]
-                             [--contexts 1024,8192] [--depths 0,1,3,6] [--draft-vocab N] [--sampled] [--tokens 20000]
-                             [--skip-exact] [--json FILE]
+                             [--contexts 1024,8192] [--depths 0,1,3,6] [--draft-vocab N] [--sampled] [--penalised]
+                             [--tokens 20000] [--skip-exact] [--json FILE]
 
 First the embedded model in bfloat16: batches of greedy rows, of sampled ones and of both, K = 1…6 against K = 0, token
 by token. Then a model of the given shape with random weights made on the device, which says nothing but takes its time:
@@ -10,8 +10,9 @@ logits of a verified step against those of single tokens, bit by bit; then the f
 best rate seen: a copy's, or the largest product's), a plain step, verified steps of K + 1 tokens, the drafts, and the
 whole cycle of K drafts and their verification, by the engine's own code. `pays from` is the share of drafts that must
 stand for the cycle to be worth it. Medians of CUDA-event times, milliseconds, of calls one after the other: four of a
-part, eight steps. `--sampled` rows are not greedy but have a temperature, top-k and top-p. Of contexts beyond 1,024
-tokens all but the end is taken as read: keys are zeros there, which take as long. Ends in one JSON line.
+part, eight steps. `--sampled` rows are not greedy but have a temperature, top-k and top-p; `--penalised` ones have a
+presence penalty as well. Of contexts beyond 1,024 tokens all but the end is taken as read: keys are zeros there, which
+take as long. Ends in one JSON line.
 """
 
 import argparse
@@ -50,6 +51,7 @@ READ_WHOLE, READ_AT_LEAST = 1024, 16
 
 
 SAMPLED: dict[str, Any] = {"temperature": 0.7, "top_p": 0.95, "top_k": 20, "seed": 1}
+PENALISED: dict[str, Any] = SAMPLED | {"presence_penalty": 1.5}
 """What the makers of such models recommend."""
 WARM_RUNS = 4
 """In which the engine compiles and records the depths it tries; as many count."""
@@ -132,7 +134,8 @@ class Bench:
     """One random model in an engine of its own."""
 
     def __init__(self, args: argparse.Namespace, rows: int, context: int) -> None:
-        self.rows, self.context, self.choice = rows, context, SAMPLED if args.sampled else {}
+        self.rows, self.context = rows, context
+        self.choice = PENALISED if args.penalised else SAMPLED if args.sampled else {}
         config = EngineConfig(
             device="cuda",
             mtp="on",
@@ -324,6 +327,7 @@ def main() -> None:
     parser.add_argument("--depths", type=numbers, default=[0, 1, 3, 6])
     parser.add_argument("--draft-vocab", type=int, default=None)
     parser.add_argument("--sampled", action="store_true")
+    parser.add_argument("--penalised", action="store_true")
     parser.add_argument("--tokens", type=int, default=20000)
     parser.add_argument("--skip-exact", action="store_true")
     parser.add_argument("--json", type=Path, default=None)
