@@ -37,6 +37,7 @@ GREEDY = (SamplingParams(max_tokens=80), SamplingParams(max_tokens=50), Sampling
 SAMPLED = tuple(
     SamplingParams(max_tokens=60, temperature=0.8, seed=seed, top_p=0.9, top_k=50) for seed in (1, 2, 3)
 )
+BOTH = (GREEDY[0], SAMPLED[0], GREEDY[2])
 PENALISED = (
     SamplingParams(max_tokens=80, presence_penalty=1.5),
     SamplingParams(max_tokens=50, repetition_penalty=1.2, frequency_penalty=0.3, logit_bias={40: 2.0}),
@@ -86,8 +87,8 @@ def test_kernels_give_the_same_tokens_at_every_depth(dtype: str) -> None:
 
 @pytest.mark.parametrize(
     "params",
-    [GREEDY, SAMPLED, PENALISED, PENALISED_AND_SAMPLED],
-    ids=["greedy", "sampled", "penalised", "penalised and sampled"],
+    [GREEDY, SAMPLED, BOTH, PENALISED, PENALISED_AND_SAMPLED],
+    ids=["greedy", "sampled", "both", "penalised", "penalised and sampled"],
 )
 def test_one_launch_gives_the_tokens_of_steps_by_parts(params, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:

@@ -144,12 +144,35 @@ def test_one_launch_gives_the_tokens_of_steps_by_parts(service_of, truth, monkey
         assert max(stood) >= 1 and 0 in stood
 
 
-def test_rows_of_two_kinds_go_by_parts(service_of, truth, monkeypatch):
-    service, seen = service_of(), counted(monkeypatch)
-    plain, other = (replace(r, params=replace(r.params, max_tokens=3)) for r in requests_of(service, (0, 0)))
-    sampled = replace(other, params=replace(other.params, temperature=0.8))
-    found, _ = outputs(service, [plain, sampled])
-    assert found[plain.id] == truth[plain.id][:3] and not seen
+def of_two_kinds(service: Service, depths) -> list:
+    """One that wants the best tokens beside one that is sampled."""
+    best, other = requests_of(service, depths, seed=3)
+    return [best, replace(other, params=replace(other.params, **SAMPLED))]
+
+
+def test_rows_of_two_kinds_give_the_tokens_of_steps_by_parts(service_of, truth, monkeypatch):
+    service = service_of()
+    with monkeypatch.context() as patch:
+        patch.setattr(WholeStep, "takes", lambda _self, _plan: False)
+        expected, _ = outputs(service, of_two_kinds(service, (0, 0)))
+    (best, other), (best_alone, other_alone) = expected.values(), truth.values()
+    assert best == best_alone and other != other_alone
+    plans, launches = going_by_parts(service, monkeypatch)
+    right(service, expected, monkeypatch)
+    found, stood = outputs(service, of_two_kinds(service, (2, 1)))
+    assert found == expected
+    assert max(stood) >= 1 and 0 in stood
+    assert all(any(row.known_tokens for row in plan.rows) for plan in plans) and launches
+
+
+def test_rows_of_two_kinds_go_by_parts_where_no_op_takes_all_filters(service_of, monkeypatch):
+    service = service_of()
+    monkeypatch.setattr(service.engine.sampler, "_sample", None)
+    plans, launches = going_by_parts(service, monkeypatch)
+    outputs(
+        service, [replace(r, params=replace(r.params, max_tokens=3)) for r in of_two_kinds(service, (0, 0))]
+    )
+    assert plans and not launches
 
 
 def test_sampled_rows_give_the_tokens_of_steps_by_parts(service_of, monkeypatch):

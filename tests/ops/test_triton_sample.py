@@ -8,6 +8,7 @@ import torch
 from headlong.params import SamplingParams
 from headlong.sampling import noise, trials
 from headlong.sampling.processors import FilterKind, shape_all
+from headlong.sampling.sampler import Sampler
 from headlong.sampling.table import SamplingTable
 from headlong.types import Request
 
@@ -193,6 +194,28 @@ def test_kernels_that_choose_others_are_found(factors, monkeypatch, caplog):
     )
     assert same == bool((factors == 1).all())
     assert ("tokens are filtered by torch" in caplog.text) != same
+
+
+def test_rows_that_want_the_best_beside_others():
+    """Of equal ones the first; the others as they are drawn by themselves. A place that is nobody's is among them."""
+    logits = logits_of("ties", 4, 300).to(DEVICE)
+    logits[1, [20, 30, 40]] = 50.0
+    table = SamplingTable(3, 300, logits.device)
+    for slot, temperature in enumerate((0.9, 0.0, 0.7), 1):
+        table.set(
+            slot, Request("row", (0,), SamplingParams(temperature=temperature, top_k=50), seed=slot), []
+        )
+    sampler = Sampler(table, sample=sample)
+    slots, positions = (torch.tensor(given, device=DEVICE) for given in ([1, 2, 3, 0], [5, 6, 7, 8]))
+    drafts = slots.new_empty(4, 0)
+
+    def chosen(rows, alike):
+        return sampler.choose_alike(logits[rows], slots[rows], positions[rows], drafts[rows], alike)
+
+    found, both, others = chosen([0, 1, 2, 3], sampler.alike([1, 2, 3])), sampler.alike([1, 3]), [0, 2]
+    assert both is not None and not both.greedy
+    assert torch.equal(found[others], chosen(others, both))
+    assert found[1] == 20 and found[3] == logits[3].argmax()
 
 
 VOCAB = 248_320

@@ -3,8 +3,8 @@
 Nothing is read back on the way, so on a CUDA device all of it is one graph, and what comes back is one small tensor.
 The next step may be launched before that is read: where its rows are, it finds on the device. Every row feeds as many
 tokens as the one that drafts most; what a row has beyond its own depth is padding, computed and never accepted. Takes
-rows that all want the best tokens, or are all sampled, by the same filters where these are torch's operations, with
-penalties and biases or without; for others the engine goes by parts, with the same tokens.
+rows that want the best tokens or are sampled, all alike where filters are torch's operations, with penalties and biases
+or without; for others the engine goes by parts, with the same tokens.
 """
 
 import time

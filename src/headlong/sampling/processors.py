@@ -40,11 +40,12 @@ class Alike(NamedTuple):
     """What rows have in common whose tokens can be chosen without asking the host."""
 
     kind: FilterKind | None
-    """How they are sampled; None for the best tokens."""
+    """How they are sampled; None if none is."""
+    greedy: bool
+    """Whether any of them wants the best tokens."""
     penalised: bool
-    """Whether any of them is."""
+    """The same of penalties, and of biases."""
     biased: bool
-    """The same."""
 
     @property
     def changes(self) -> bool:

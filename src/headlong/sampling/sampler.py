@@ -38,6 +38,8 @@ class Sampler:
         self._sample = sample if sample is None or on_cpu or samples_alike(sample, device) else None
         tried = penalise is None or on_cpu or penalises_alike(penalise, device)
         self._penalise = penalise if tried else None
+        self._least_filters = torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64, device=device)
+        """For rows whose drawn token nobody asks for: the one that takes least time."""
 
     def is_plain(self, slots: Iterable[int]) -> bool:
         """Whether rows in these slots all want the best token of the logits as they are; `best` gives it."""
@@ -49,21 +51,25 @@ class Sampler:
         return True
 
     def alike(self, slots: Iterable[int]) -> Alike | None:
-        """What rows in these slots all ask for, if they all want the best tokens, or are all sampled, by the same
-        filters where there is no op for all of them; and where logits are changed there is an op for that.
-        `choose_alike` then gives their tokens."""
-        kinds: set[FilterKind | None] = set()
-        penalised = biased = False
+        """What rows in these slots ask for, if their tokens can be chosen without the host: they all want the best
+        ones, or are all sampled by the same filters, or some do and others are, by any, where there is an op for all
+        filters; and where logits are changed there is an op for that. `choose_alike` then gives their tokens."""
+        kinds: set[FilterKind] = set()
+        greedy = penalised = biased = False
         for slot in slots:
             request = self.table.requests[slot]
             if request is None or not request.params.free or slot in self.table.constraints:
                 return None
             params = request.params
             penalised, biased = penalised or params.penalised, biased or params.biased
-            kinds.add(None if params.greedy else ANY if self._sample is not None else FilterKind.of(params))
-        if len(kinds) != 1 or ((penalised or biased) and self._penalise is None):
+            greedy = greedy or params.greedy
+            if not params.greedy:
+                kinds.add(ANY if self._sample is not None else FilterKind.of(params))
+        if len(kinds) > 1 or (kinds and greedy and self._sample is None):
             return None
-        return Alike(kinds.pop(), penalised, biased)
+        if (penalised or biased) and self._penalise is None:
+            return None
+        return Alike(kinds.pop() if kinds else None, greedy, penalised, biased)
 
     def choose_alike(
         self, logits_NV: Tensor, slots_R: Tensor, positions_N: Tensor | None, drafts_RK: Tensor, asked: Alike
@@ -79,11 +85,17 @@ class Sampler:
         each = len(logits_NV) // len(slots_R)
         slots_N = slots_R if each == 1 else slots_R.repeat_interleave(each)
         keys_N4 = self.table.keys(slots_N, positions_N)
-        if self._sample is not None:
-            return self._sample(logits_NV.float(), self.table.filters(slots_N), keys_N4)
-        seed, choice, position, stream = keys_N4.unbind(1)
-        scores_NV = shape_all(logits_NV, slots_N, self.table, asked.kind)
-        return self._drawn(scores_NV, (seed, choice, position, stream))
+        if self._sample is None:
+            seed, choice, position, stream = keys_N4.unbind(1)
+            scores_NV = shape_all(logits_NV, slots_N, self.table, asked.kind)
+            return self._drawn(scores_NV, (seed, choice, position, stream))
+        filters_N4 = self.table.filters(slots_N)
+        if not asked.greedy:
+            return self._sample(logits_NV.float(), filters_N4, keys_N4)
+        greedy_N = filters_N4[:, 0] == 0.0
+        filters_N4 = torch.where(greedy_N[:, None], self._least_filters, filters_N4)
+        sampled_N = self._sample(logits_NV.float(), filters_N4, keys_N4)
+        return torch.where(greedy_N, self.best(logits_NV), sampled_N)
 
     def _changed(self, logits_NV: Tensor, slots_R: Tensor, drafts_RK: Tensor, asked: Alike) -> Tensor:
         assert self._penalise is not None, "such rows are not alike then"
