@@ -255,3 +255,15 @@ def test_penalised_rows_by_parts_where_the_device_has_other_bits(service_of, mon
     (request, *_) = changed(service, (0, 0, 0), {})
     outputs(service, [replace(request, params=replace(request.params, max_tokens=3))])
     assert len(plans) == 3 and not launches
+
+
+@pytest.mark.parametrize(
+    "asked", [{"logprobs": 1}, {"min_tokens": 2}, {}], ids=["logprobs", "min_tokens", "nothing"]
+)
+def test_what_rows_cost_that_go_by_parts_is_learned_apart(service_of, monkeypatch, asked):
+    service = service_of()
+    plans, launches = going_by_parts(service, monkeypatch)
+    (request, *_) = requests_of(service, (None, None), **asked)
+    outputs(service, [replace(request, params=replace(request.params, max_tokens=4))])
+    assert service.engine.depths._kind.apart == bool(asked) == (not launches)
+    assert len(plans) > 1 or not asked

@@ -102,6 +102,7 @@ def simulate(
     noise: Noise | None = None,
     fixed: dict[str, int] | None = None,
     sampled: bool = False,
+    apart: bool = False,
     into: Run | None = None,
     ahead: bool = False,
 ) -> Run:
@@ -114,7 +115,7 @@ def simulate(
     following = None
     for step in range(steps):
         rows = rates(step)
-        wishes = {row: Wish(fixed.get(row, MAX_DEPTH), row not in fixed, sampled) for row in rows}
+        wishes = {row: Wish(fixed.get(row, MAX_DEPTH), row not in fixed, sampled, apart) for row in rows}
         chosen = depths.choose(wishes, 0) if following is None else following
         run.ahead += following is not None
         assert chosen.keys() == wishes.keys()

@@ -93,10 +93,8 @@ class Engine:
         """What the costs of drafting depend on."""
         self.depths: Depths = FixedDepths()
         if self.max_drafts:
-            # Within a launch nobody can be asked how sure a draft is.
-            self.depths = AdaptiveDepths(
-                self.max_drafts, load_profile(self.conditions), asks=self.whole is None
-            )
+            profile = load_profile(self.conditions)
+            self.depths = AdaptiveDepths(self.max_drafts, profile, whole=self.whole is not None)
         self.scheduler = Scheduler(self.state, table, self.depths, config.chunk_tokens, self.proposer.settle)
         self.faults = Faults(self.scheduler)
         self._check_every_step = config.check_every_step

@@ -242,7 +242,7 @@ class Scheduler:
 
     def _wish(self, row: Row) -> Wish:
         limit, sampled = min(row.depth_limit, self.state.max_drafts), not row.request.params.greedy
-        return Wish(limit, row.request.adaptive, sampled=sampled)
+        return Wish(limit, row.request.adaptive, sampled=sampled, apart=row.asks_host)
 
     def _plan_row(self, row: Row, budget: int, depth: int) -> RowPlan | None:
         held = self.state.rows[row.id]

@@ -32,11 +32,19 @@ steps teach nothing of it."""
 
 class Wish(NamedTuple):
     """What a decoding row may draft: at most `limit`, and no less if it is not `adaptive`. Drafts of rows that are
-    `sampled` cost more."""
+    `sampled` cost more, and those of rows that stand `apart`: where steps are one launch, theirs go by parts."""
 
     limit: int
     adaptive: bool
     sampled: bool = False
+    apart: bool = False
+
+
+class Kind(NamedTuple):
+    """What costs differ by."""
+
+    sampled: bool
+    apart: bool
 
 
 class Depths(Protocol):
@@ -78,23 +86,24 @@ class AdaptiveDepths:
     """Chooses the depths that promise most tokens per second, by the costs and the acceptance seen so far, and now
     and then others, to learn."""
 
-    def __init__(self, max_depth: int, profile: Profile | None = None, *, asks: bool = True) -> None:
-        """`asks`: whether drafters can be asked how sure they are while they draft."""
-        self._gated_rows = GATED_ROWS if asks else 0
-        self.costs, self._other_costs = Costs(), Costs()
-        """Of steps like the one at hand, and of the others: with rows that are sampled, and without."""
-        self._sampled = False
+    def __init__(self, max_depth: int, profile: Profile | None = None, *, whole: bool = False) -> None:
+        """`whole`: steps are one launch, in which nobody can be asked how sure a draft is, but for rows that stand
+        apart."""
+        self._whole, self._gated_rows = whole, 0 if whole else GATED_ROWS
+        self._known_costs = profile.costs if profile is not None else ()
+        self._kind = Kind(sampled=False, apart=False)
+        self._costs: dict[Kind, Costs] = {}
+        self.costs = self._costs_of(self._kind)
+        """Of steps like the one at hand."""
         self.acceptance = Acceptance(max_depth)
         self._gate, self._gating = UtilityGate(self.acceptance, max_depth), False
         self._judged: set[str] = set()
         """Rows whose last drafts the gate was asked about."""
-        self._tours: dict[tuple[bool, int], int] = {}
+        self._tours: dict[tuple[Kind, int], int] = {}
         """By what costs differ for, and row count: the steps taken to get to know it."""
         self._touring = False
-        for cost in profile.costs if profile is not None else ():
-            for costs in (self.costs, self._other_costs):
-                costs.seed(cost.rows, cost.depth, cost.verify, cost.draft)
-            self._tours[False, bucket(cost.rows)] = len(TOUR)
+        for cost in self._known_costs:
+            self._tours[self._kind, bucket(cost.rows)] = len(TOUR)
         self._choosing = False
         """Whether there is anything to choose in this step."""
         self._resting = 0
@@ -116,10 +125,8 @@ class AdaptiveDepths:
         self._probing.begin()
         self._touring = False
         resting, self._resting = self._resting, 0
-        sampled = any(wish.sampled for wish in wishes.values())
-        if sampled != self._sampled:
-            self._sampled, self._choice = sampled, None
-            self.costs, self._other_costs = self._other_costs, self.costs
+        if (kind := self._kind_of(wishes)) != self._kind:
+            self._kind, self._choice, self.costs = kind, None, self._costs_of(kind)
             self._probing.costs_changed()
         if (chosen := self._standing(wishes)) is not None:
             self._resting = resting + 1
@@ -184,8 +191,19 @@ class AdaptiveDepths:
         time = steps * usual if self._choosing else 0.0
         self._probing.book(time, usual + late, rows + sum(verdict.accepted), plain)
         if self._touring:
-            place = self._sampled, bucket(rows)
+            place = self._kind, bucket(rows)
             self._tours[place] = self._tours.get(place, 0) + 1
+
+    def _kind_of(self, wishes: Mapping[str, Wish]) -> Kind:
+        apart = self._whole and any(wish.apart for wish in wishes.values())
+        return Kind(any(wish.sampled for wish in wishes.values()), apart)
+
+    def _costs_of(self, kind: Kind) -> Costs:
+        if kind not in self._costs:
+            costs = self._costs[kind] = Costs()
+            for cost in self._known_costs:
+                costs.seed(cost.rows, cost.depth, cost.verify, cost.draft)
+        return self._costs[kind]
 
     def _observe_plain(self, plan: Plan, times: StepTimes) -> None:
         """A step without drafts teaches costs alone, and stands for the resting ones before it."""
@@ -291,14 +309,14 @@ class AdaptiveDepths:
     def _is_known(self, rows: int) -> bool:
         """Whether so many rows were toured, or at least half or at most twice as many."""
         return any(
-            done >= len(TOUR) and sampled == self._sampled and rows <= 2 * known <= 4 * rows
-            for (sampled, known), done in self._tours.items()
+            done >= len(TOUR) and kind == self._kind and rows <= 2 * known <= 4 * rows
+            for (kind, known), done in self._tours.items()
         )
 
     def _tour(self, wishes: Mapping[str, Wish], num_prompt_tokens: int) -> list[int]:
         """The next depth of the tour; none beside prompts, where nothing could be measured."""
         self._touring = not num_prompt_tokens
-        depth = TOUR[self._tours.get((self._sampled, bucket(len(wishes))), 0)] if self._touring else 0
+        depth = TOUR[self._tours.get((self._kind, bucket(len(wishes))), 0)] if self._touring else 0
         return [min(depth, wish.limit) if wish.adaptive else wish.limit for wish in wishes.values()]
 
     def _other(self, wishes: Mapping[str, Wish], chosen: Step) -> tuple[int, ...] | None:
