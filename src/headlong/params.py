@@ -143,6 +143,11 @@ class SamplingParams:
         coupled = self.greedy or self.verify == "coupled"
         return coupled and not self.min_tokens and self.grammar is None
 
+    @property
+    def asks_host(self) -> bool:
+        """Whether a device cannot choose its tokens alone, or more than tokens is asked for."""
+        return not self.free or self.logprobs is not None
+
     def _check_grammar(self) -> None:
         if not isinstance(self.grammar, Grammar):
             raise RequestError(f"grammar must be a Grammar, not {self.grammar!r}")

@@ -25,8 +25,7 @@ class Row:
         """Its place in the order rows came in."""
         self.num_cached: int | None = None
         """Tokens that were there when it was first admitted; None before."""
-        self.asks_host = not request.params.free or request.params.logprobs is not None
-        """Whether its tokens cannot be chosen by the device alone."""
+        self.asks_host = request.params.asks_host
         self.afresh = False
         """Whether it must read all of its tokens itself, whatever is kept of others."""
         self.finish_reason: FinishReason | None = None

@@ -106,7 +106,7 @@ class WholeStep:
         if num_tokens > PADDED_TOKENS and any(row.num_drafts < drafts for row in plan.rows):
             return False
         for row in plan.rows:
-            if not row.samples or row.known_tokens or row.request.params.logprobs is not None:
+            if not row.samples or row.known_tokens or row.request.params.asks_host:
                 return False
         return self.sampler.alike(row.slot for row in plan.rows) is not None
 

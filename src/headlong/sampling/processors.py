@@ -44,8 +44,9 @@ class Alike(NamedTuple):
     greedy: bool
     """Whether any of them wants the best tokens."""
     penalised: bool
-    """The same of penalties, and of biases."""
+    """Whether any of them is."""
     biased: bool
+    """Whether any of them is."""
 
     @property
     def changes(self) -> bool:

@@ -39,7 +39,7 @@ class Sampler:
         tried = penalise is None or on_cpu or penalises_alike(penalise, device)
         self._penalise = penalise if tried else None
         self._least_filters = torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64, device=device)
-        """For rows whose drawn token nobody asks for: the one that takes least time."""
+        """Of rows whose drawn token nobody asks for: what takes least time."""
 
     def is_plain(self, slots: Iterable[int]) -> bool:
         """Whether rows in these slots all want the best token of the logits as they are; `best` gives it."""
