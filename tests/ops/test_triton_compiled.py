@@ -51,8 +51,12 @@ for name, (weights, kind) in kinds.items():
     for width in (8, 16):
         found[f"linear {name} {width}"] = compiled(
             linear.multiply, {"x_ND": "*bf16", "out": "*fp32", **weights}, **missing, **cut, **kind,
-            WHOLE=False, M=width,
+            WHOLE=False, KNOWN=False, M=width,
         )
+    found[f"linear {name} known"] = compiled(
+        linear.multiply, {"x_ND": "*bf16", "out": "*fp32", **weights}, **missing, **cut, **kind,
+        WHOLE=False, KNOWN=True, M=8,
+    )
     for known in (False, True):
         pointers = {"x": "*bf16", "places": "*i32", "pairs": "*i32", "out": "*fp32", **weights}
         found[f"experts {name} {known}"] = compiled(
@@ -164,6 +168,13 @@ def order(program: str, *wanted: str) -> list[str]:
 @pytest.mark.parametrize("width", [8, 16])
 def test_the_first_weights_do_not_wait(programs, kind, width):
     assert order(programs[f"linear {kind} {width}"], WAIT, COPY)[:3] == [COPY, WAIT, COPY]
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "fp8"])
+def test_known_inputs_are_not_waited_for(programs, kind):
+    """Only one program waits, when it has done its work."""
+    instructions = order(programs[f"linear {kind} known"], WAIT, COPY)
+    assert len(instructions) > 4 and instructions.index(WAIT) == len(instructions) - 1
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "fp8"])

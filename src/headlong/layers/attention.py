@@ -40,7 +40,11 @@ class Attention:
         heads, kv, dim = c.num_heads, c.num_kv_heads, c.head_dim
         parts = (("q_proj", (1 + c.gated) * heads * dim), ("k_proj", kv * dim), ("v_proj", kv * dim))
         order = self._order() if c.gated else None
-        self.project = scope.stacked(*parts, in_features=c.hidden_size, order=order, bias=c.bias)
+        first_gate = (heads + kv) * dim
+        gates = slice(first_gate, first_gate + c.gated * heads * dim)
+        self.project = scope.projection(
+            *parts, in_features=c.hidden_size, gates=gates, order=order, bias=c.bias
+        )
         self.out = scope.linear("o_proj", c.hidden_size, heads * dim, bias=c.bias)
         qk_norm = self._qk_norm(scope) if c.normed else None
         self.attend = scope.ops.gated_attention(GatedAttentionWeights(heads, kv, dim, qk_norm, c.gated))

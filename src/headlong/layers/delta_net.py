@@ -9,7 +9,7 @@ from headlong.layers.context import Context
 from headlong.layers.weights import Scope
 from headlong.ops.delta_net.native import NativeDeltaNet
 from headlong.ops.delta_net.reference import DeltaNetWeights
-from headlong.ops.linear.invariance import Linear, add_product
+from headlong.ops.linear.invariance import Projection, add_product
 from headlong.ops.linear.native import NativeLinear
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.program import FIRST, SECOND, STREAM, Program
@@ -34,6 +34,11 @@ class DeltaNetConfig:
     @property
     def conv_channels(self) -> int:
         return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+
+    @property
+    def gates(self) -> slice:
+        """Among what is projected, those of what comes out."""
+        return slice(self.conv_channels, self.conv_channels + self.num_value_heads * self.value_dim)
 
 
 class GatedDeltaNet:
@@ -79,17 +84,17 @@ class GatedDeltaNet:
         return True
 
 
-def _separate(c: DeltaNetConfig, scope: Scope) -> Linear:
+def _separate(c: DeltaNetConfig, scope: Scope) -> Projection:
     parts = (
         ("in_proj_qkv", c.conv_channels),
         ("in_proj_z", c.num_value_heads * c.value_dim),
         ("in_proj_b", c.num_value_heads),
         ("in_proj_a", c.num_value_heads),
     )
-    return scope.stacked(*parts, in_features=c.hidden_size)
+    return scope.projection(*parts, in_features=c.hidden_size, gates=c.gates)
 
 
-def _interleaved(c: DeltaNetConfig, scope: Scope) -> Linear:
+def _interleaved(c: DeltaNetConfig, scope: Scope) -> Projection:
     """Per key head the file holds q, k, its value heads' v, their z; and, apart, their b, their a."""
     per_key = c.num_value_heads // c.num_key_heads
     sizes = [c.key_dim, c.key_dim, per_key * c.value_dim, per_key * c.value_dim]
@@ -97,4 +102,5 @@ def _interleaved(c: DeltaNetConfig, scope: Scope) -> Linear:
     parts = torch.arange(qkvz).view(c.num_key_heads, -1).split(sizes, dim=1)
     parts += torch.arange(qkvz, qkvz + ba).view(c.num_key_heads, -1).split([per_key, per_key], dim=1)
     order = torch.cat([part.flatten() for part in parts])
-    return scope.stacked(("in_proj_qkvz", qkvz), ("in_proj_ba", ba), in_features=c.hidden_size, order=order)
+    stored = (("in_proj_qkvz", qkvz), ("in_proj_ba", ba))
+    return scope.projection(*stored, in_features=c.hidden_size, gates=c.gates, order=order)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from headlong.checkpoint.load import WeightSource
-from headlong.ops.linear.invariance import Linear
+from headlong.ops.linear.invariance import Linear, Projection
 from headlong.ops.registry import Ops
 from headlong.quant.format import Weight
 
@@ -46,19 +46,33 @@ class Scope:
         weight = self.matrix(name, out_features, in_features)
         return self.ops.linear(weight, self.vector(f"{name}.bias", out_features) if bias else None)
 
-    def stacked(
-        self, *parts: tuple[str, int], in_features: int, order: Tensor | None = None, bias: bool = False
-    ) -> Linear:
-        """Several weights over the same input as one linear; `parts` are (name, out_features). Output i is row
-        `order[i]` of the parts one below the other."""
+    def stacked(self, *parts: tuple[str, int], in_features: int, bias: bool = False) -> Linear:
+        """Several weights over the same input as one linear; `parts` are (name, out_features)."""
+        return self.ops.stacked(*self._stack(parts, in_features, None, bias=bias))
+
+    def projection(
+        self,
+        *parts: tuple[str, int],
+        in_features: int,
+        gates: slice,
+        order: Tensor | None = None,
+        bias: bool = False,
+    ) -> Projection:
+        """The same for a layer's core, which needs outputs `gates` last. Output i is row `order[i]` of the parts one
+        below the other."""
+        return self.ops.projection(*self._stack(parts, in_features, order, bias=bias), gates)
+
+    def _stack(
+        self, parts: tuple[tuple[str, int], ...], in_features: int, order: Tensor | None, *, bias: bool
+    ) -> tuple[list[Weight], Tensor | None, Tensor | None]:
+        """Weights, the order they are still to be brought into, and what is added."""
         offsets = None
         if bias:
             offsets = torch.cat([self.vector(f"{name}.bias", size) for name, size in parts])
             offsets = offsets if order is None else offsets[order.to(offsets.device)]
         if self._kept_apart(parts):
-            weights = [self.matrix(name, size, in_features) for name, size in parts]
-            return self.ops.stacked(weights, order, offsets)
-        return self.ops.linear(self._joined(parts, in_features, order), offsets)
+            return [self.matrix(name, size, in_features) for name, size in parts], order, offsets
+        return [self._joined(parts, in_features, order)], None, offsets
 
     def weights(self, *parts: tuple[str, int], in_features: int) -> list[Weight]:
         """Several weights over the same input, in one where they can be."""

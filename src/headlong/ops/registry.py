@@ -25,7 +25,7 @@ from headlong.ops.embedding.reference import Embedding
 from headlong.ops.gated_attention.native import NativeGatedAttention
 from headlong.ops.gated_attention.reference import GatedAttentionWeights, ReferenceGatedAttention
 from headlong.ops.linear.biased import BiasedLinear
-from headlong.ops.linear.invariance import Linear, RowLinear, find_tile
+from headlong.ops.linear.invariance import Linear, Projection, RowLinear, find_tile
 from headlong.ops.linear.native import NativeLinear, Source
 from headlong.ops.linear.onednn import OneDnnLinear, cpu_multiplies_bfloat16
 from headlong.ops.linear.reference import ReferenceLinear
@@ -106,15 +106,32 @@ class Ops:
     def stacked(self, weights: Sequence[Weight], order: Tensor | None, bias: Tensor | None = None) -> Linear:
         """Several weights over the same input as one linear. Output i is row `order[i]` of the weights one below the
         other, plus `bias[i]`."""
-        if self.native:
-            sources = [part for weight in weights if (part := self._source(weight)) is not None]
-            if len(sources) == len(weights):
-                return NativeLinear(sources, order, bias)
         if self.triton is not None:
             found = self.triton.linear(weights, order, bias, self.dtype)
             if not isinstance(found, str):
                 return found
             self._leave_to_others("linear", found)
+        return self._stacked_by_others(weights, order, bias)
+
+    def projection(
+        self, weights: Sequence[Weight], order: Tensor | None, bias: Tensor | None, gates: slice
+    ) -> Projection:
+        """The same, for the core of an attention or a DeltaNet layer, which needs outputs `gates` last."""
+        if self.triton is not None:
+            found = self.triton.projection(weights, order, bias, gates, self.dtype)
+            if not isinstance(found, str):
+                return found
+            self._leave_to_others("linear", found)
+        return self._stacked_by_others(weights, order, bias)
+
+    def _stacked_by_others(
+        self, weights: Sequence[Weight], order: Tensor | None, bias: Tensor | None
+    ) -> Linear:
+        """Than Triton."""
+        if self.native:
+            sources = [part for weight in weights if (part := self._source(weight)) is not None]
+            if len(sources) == len(weights):
+                return NativeLinear(sources, order, bias)
         linear = self._foreign(weights[0]) if len(weights) == 1 else None
         if linear is None or order is not None:
             linear = StackedLinear([self._foreign(weight) for weight in weights], order)

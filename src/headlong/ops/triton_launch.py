@@ -10,6 +10,9 @@ Before it waits, a program may read weights and what was there when its pass beg
 of embeddings, which waits for all before it and lets nothing start before it has ended. And after a kernel that waits
 first and lets the next one start then, it may read what those before that kernel wrote: they have ended.
 
+A product whose inputs were there before that, and which writes where nothing is in use, need not wait at all: it runs
+beside the kernel before. One program of it waits in the end, so that whoever waits for it waits for both.
+
 A product's weights need not wait, only its inputs. Its loop asks for what later steps need, and for the first ones'
 before it begins: waiting there by `waited`, on the inputs' way alone, the first weights are on theirs meanwhile.
 """

@@ -11,6 +11,7 @@ from headlong.ops.draw.triton import draw
 from headlong.ops.draw.triton_sample import sample
 from headlong.ops.gated_attention.triton import TritonGatedAttention
 from headlong.ops.linear.triton import TritonLinear
+from headlong.ops.linear.triton_projection import TritonProjection
 from headlong.ops.moe.triton import TritonExperts
 from headlong.ops.norm.triton import TritonRmsNorm
 from headlong.ops.penalise.triton import penalise
@@ -27,6 +28,7 @@ __all__ = [
     "draw",
     "linear",
     "penalise",
+    "projection",
     "sample",
     "silu_mul",
 ]
@@ -36,5 +38,15 @@ def linear(
     weights: Sequence[Weight], order: Tensor | None, bias: Tensor | None, dtype: torch.dtype
 ) -> TritonLinear | str:
     """Or the reason why these weights need another. Packed ones are multiplied in `dtype`."""
-    reasons = [reason for weight in weights if (reason := TritonLinear.supports(weight)) is not None]
-    return reasons[0] if reasons else TritonLinear(weights, order, bias, dtype=dtype)
+    return _refusal(weights) or TritonLinear(weights, order, bias, dtype=dtype)
+
+
+def projection(
+    weights: Sequence[Weight], order: Tensor | None, bias: Tensor | None, gates: slice, dtype: torch.dtype
+) -> TritonProjection | str:
+    """The same, where outputs `gates` are needed last."""
+    return _refusal(weights) or TritonProjection(weights, order, bias, gates, dtype)
+
+
+def _refusal(weights: Sequence[Weight]) -> str | None:
+    return next((reason for weight in weights if (reason := TritonLinear.supports(weight)) is not None), None)

@@ -8,6 +8,7 @@ from torch import Tensor
 from headlong.ops.delta_net import triton_kernels as kernels
 from headlong.ops.delta_net.reference import QK_EPS, DeltaNetWeights
 from headlong.ops.gated_delta.reference import DeltaState
+from headlong.ops.linear.triton_projection import Projected, projected_of
 from headlong.ops.triton_launch import OPTIONS
 from headlong.ops.triton_step import TritonStep
 
@@ -31,9 +32,14 @@ class TritonDeltaNet:
         self.sizes = {"KEY_HEADS": w.num_key_heads, "H": w.num_value_heads, "D": w.key_dim, "E": w.value_dim}
         self.pow_d, self.pow_e = triton.next_power_of_2(w.key_dim), triton.next_power_of_2(w.value_dim)
         self.block_e = min(BLOCK_E, self.pow_e)
+        self.gates = slice(w.conv_channels, w.conv_channels + w.num_value_heads * w.value_dim)
 
-    def __call__(self, projected: Tensor, delta: DeltaState, windows_SWC: Tensor, plan: TritonStep) -> Tensor:
+    def __call__(
+        self, given: Projected | Tensor, delta: DeltaState, windows_SWC: Tensor, plan: TritonStep
+    ) -> Tensor:
         """[N, value heads · value dim]; updates the plan's slots."""
+        asked = projected_of(given, self.gates)
+        projected = asked.first()
         assert projected.is_contiguous() and projected.dtype == torch.float32
         w, num_tokens, (num_rows, _) = self.weights, projected.shape[0], plan.table_R6.shape
         heads, size = w.num_value_heads, w.key_dim + w.value_dim + 2
@@ -53,10 +59,11 @@ class TritonDeltaNet:
             *bringing, inputs_NHY, delta.committed_SHDE, delta.drafts_SKHX, plan.table_R6, found,
             BRINGS=few, MAX_DRAFTS=max_drafts, BLOCK_E=self.block_e, **keys, **common,
         )  # fmt: skip
-        parts = max(1, max_drafts)
+        gates, parts = asked.gates(), max(1, max_drafts)
+        assert gates is not None
         kernels.finish[(num_tokens + num_rows * parts, heads)](
-            projected, windows_SWC, inputs_NHY, delta.drafts_SKHX, w.norm.weight, plan.table_R6, found, out,
-            self.eps, num_tokens, MAX_DRAFTS=max_drafts, PARTS=parts,
+            projected, windows_SWC, inputs_NHY, delta.drafts_SKHX, w.norm.weight, plan.table_R6, found, gates.tensor,
+            out, self.eps, **gates.cut, MAX_DRAFTS=max_drafts, PARTS=parts,
             POW_E=self.pow_e, POW_X=triton.next_power_of_2(size), POW_W=triton.next_power_of_2(window),
             BLOCK_C=triton.next_power_of_2(triton.cdiv(w.conv_channels, parts * heads)), **common,
         )  # fmt: skip

@@ -1,4 +1,5 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+# pyright: reportPossiblyUnboundVariable=false
 """Kernels of the DeltaNet core, in float32: what tokens bring, the delta rule, then the norm and what is kept.
 
 A row's tokens run one after the other in a single loop, whether replayed, certain or drafted: the same
@@ -11,6 +12,7 @@ but programs on the same head's columns may all write what its tokens bring, whi
 import triton
 import triton.language as tl
 
+from headlong.ops.linear.triton_pieces import CUT, sum_pieces
 from headlong.ops.triton_launch import let_next_start, wait
 
 
@@ -56,14 +58,35 @@ def _taps(conv, channel, mask, C, TAPS: tl.constexpr):
 
 
 @triton.jit
-def _convolved(past, new, weights, t, channel, mask, C, WIDTH, TAPS: tl.constexpr):
-    """Channels of a row's token t."""
-    total = tl.zeros(channel.shape, tl.float32)
+def _before(past, channel, mask, C, TAPS: tl.constexpr):
+    """Channels of the window before a row's first token."""
+    seen = ()
+    for tap in tl.static_range(TAPS - 1):
+        seen += (tl.load(past + tap * C + channel, mask=mask, other=0.0),)
+    return seen
+
+
+@triton.jit
+def _before_token(past, new, t, channel, mask, C, WIDTH, TAPS: tl.constexpr):
+    """The same before its token t."""
+    seen = ()
     place = t + tl.zeros(channel.shape, tl.int64)
+    for tap in tl.static_range(TAPS - 1):
+        seen += (_line(past, new, place + tap, channel, mask, C, WIDTH, TAPS - 1),)
+    return seen
+
+
+@triton.jit
+def _convolved(seen, x, weights, TAPS: tl.constexpr):
+    """What the convolution makes of what was seen and a token, and what will have been seen then."""
+    total = tl.zeros(x.shape, tl.float32)
+    window = seen + (x,)  # noqa: RUF005 - Triton's compiler reads this
+    later = ()
     for tap in tl.static_range(TAPS):
-        x = _line(past, new, place + tap, channel, mask, C, WIDTH, TAPS - 1)
-        total = tl.fma(x, weights[tap], total)
-    return _silu(total)
+        total = tl.fma(window[tap], weights[tap], total)
+        if tap > 0:
+            later += (window[tap],)
+    return _silu(total), later
 
 
 @triton.jit
@@ -106,21 +129,24 @@ def _head_weights(
 
 @triton.jit
 def _bring_tokens(
-    past, new, weights, inputs, begin, end, head, e, in_e,
+    new, weights, seen, inputs, begin, end, head, e, in_e,
     QK_EPS: tl.constexpr, KEY_HEADS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     TAPS: tl.constexpr, POW_D: tl.constexpr,
 ):  # fmt: skip
-    """Of a row's tokens from begin to end, for a value head: k, v, decay, β as drafts are kept, then q."""
+    """Of a row's tokens from begin to end, for a value head: k, v, decay, β as drafts are kept, then q. `seen` are its
+    channels of the tokens before."""
     C: tl.constexpr = 2 * KEY_HEADS * D + H * E
-    WIDTH: tl.constexpr = C + H * E + 2 * H
+    WIDTH: tl.constexpr = C + 2 * H
     d = tl.arange(0, POW_D)
     in_d = d < D
     q_at, k_at, v_at, q_taps, k_taps, v_taps, a_bias, a_rate = weights
+    q_seen, k_seen, v_seen = seen
     for t in range(begin, end):
-        q = _convolved(past, new, q_taps, t, q_at, in_d, C, WIDTH, TAPS)
-        k = _convolved(past, new, k_taps, t, k_at, in_d, C, WIDTH, TAPS)
-        v = _convolved(past, new, v_taps, t, v_at, in_e, C, WIDTH, TAPS)
-        gates = new + t * WIDTH + C + H * E + head
+        token = new + t * WIDTH
+        q, q_seen = _convolved(q_seen, tl.load(token + q_at, mask=in_d, other=0.0), q_taps, TAPS)
+        k, k_seen = _convolved(k_seen, tl.load(token + k_at, mask=in_d, other=0.0), k_taps, TAPS)
+        v, v_seen = _convolved(v_seen, tl.load(token + v_at, mask=in_e, other=0.0), v_taps, TAPS)
+        gates = token + C + head
         beta = 1.0 / (1.0 + tl.exp(-tl.load(gates)))
         decay = tl.exp(a_rate * _softplus(tl.load(gates + H) + a_bias))
         to = inputs + (t * H + head) * (2 * D + E + 2)
@@ -143,12 +169,19 @@ def bring(
     head = tl.program_id(1)
     C: tl.constexpr = 2 * KEY_HEADS * D + H * E
     slot, _, _, replay, first = _row(table, tl.load(row_of + token))
-    past, new = windows + (slot * WINDOW + replay) * C, projected + first * (C + H * E + 2 * H)
+    past, new = windows + (slot * WINDOW + replay) * C, projected + first * (C + 2 * H)
     e = tl.arange(0, POW_E)
     weights = _head_weights(conv, rate, dt_bias, head, e, e < E, KEY_HEADS, H, D, E, TAPS, TILED, POW_D)
     wait()
+    WIDTH: tl.constexpr = C + 2 * H
+    t, in_d = token - first, tl.arange(0, POW_D) < D
+    seen = (
+        _before_token(past, new, t, weights[0], in_d, C, WIDTH, TAPS),
+        _before_token(past, new, t, weights[1], in_d, C, WIDTH, TAPS),
+        _before_token(past, new, t, weights[2], e < E, C, WIDTH, TAPS),
+    )
     _bring_tokens(
-        past, new, weights, inputs + first * H * (2 * D + E + 2), token - first, token - first + 1,
+        new, weights, seen, inputs + first * H * (2 * D + E + 2), t, t + 1,
         head, e, e < E, QK_EPS, KEY_HEADS, H, D, E, TAPS, POW_D,
     )  # fmt: skip
 
@@ -198,7 +231,7 @@ def delta_rule(
     """A row's tokens on a few columns of a value head's S. What they bring is found first, unless it was."""
     block, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     C: tl.constexpr = 2 * KEY_HEADS * D + H * E
-    WIDTH: tl.constexpr = C + H * E + 2 * H
+    WIDTH: tl.constexpr = C + 2 * H
     X: tl.constexpr = D + E + 2
     slot, certain, num_drafts, replay, first = _row(table, row)
     d, e = tl.arange(0, POW_D), block * BLOCK_E + tl.arange(0, BLOCK_E)
@@ -206,16 +239,23 @@ def delta_rule(
     in_S = (d < D)[:, None] & in_e[None, :]
     S_at = memory + ((slot * H + head) * D + d[:, None]) * E + e[None, :]
     S = tl.load(S_at, mask=in_S, other=0.0)
+    if BRINGS:
+        past = windows + (slot * WINDOW + replay) * C
+        weights = _head_weights(conv, rate, dt_bias, head, e, in_e, KEY_HEADS, H, D, E, TAPS, TILED, POW_D)
+        seen = (
+            _before(past, weights[0], d < D, C, TAPS),
+            _before(past, weights[1], d < D, C, TAPS),
+            _before(past, weights[2], in_e, C, TAPS),
+        )
     wait()
     let_next_start()
     inputs += first * H * (X + D)
     if BRINGS:
-        past, new = windows + (slot * WINDOW + replay) * C, projected + first * WIDTH
         end = (certain + num_drafts).to(tl.int64)
-        weights = _head_weights(conv, rate, dt_bias, head, e, in_e, KEY_HEADS, H, D, E, TAPS, TILED, POW_D)
         _bring_tokens(
-            past, new, weights, inputs, end * 0, end, head, e, in_e, QK_EPS, KEY_HEADS, H, D, E, TAPS, POW_D
-        )
+            projected + first * WIDTH, weights, seen, inputs, end * 0, end, head, e, in_e,
+            QK_EPS, KEY_HEADS, H, D, E, TAPS, POW_D,
+        )  # fmt: skip
         tl.debug_barrier()
     _run_tokens(
         S, S_at, in_S, drafts + (slot * MAX_DRAFTS * H + head) * X, inputs + head * (X + D),
@@ -243,7 +283,7 @@ def _keep(
 ):  # fmt: skip
     """A value head's draft of this number, and a part of the window."""
     C: tl.constexpr = 2 * KEY_HEADS * D + H * E
-    WIDTH: tl.constexpr = C + H * E + 2 * H
+    WIDTH: tl.constexpr = C + 2 * H
     X: tl.constexpr = D + E + 2
     slot, certain, num_drafts, replay, first = _row(table, row)
     x = tl.arange(0, POW_X)
@@ -259,25 +299,27 @@ def _keep(
     _keep_window(window, new, certain, num_drafts, replay, channel, C, WIDTH, TAPS - 1, POW_W)
 
 
-@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["projected"])
+@triton.jit(do_not_specialize=CUT, do_not_specialize_on_alignment=["projected"])
 def finish(
-    projected, windows, inputs, drafts, norm, table, found, out, eps, num_tokens,
+    projected, windows, inputs, drafts, norm, table, found, gates, out, eps,
+    num_tokens, num_outs, num_steps, steps_each, B: tl.constexpr, PIECES: tl.constexpr,
     KEY_HEADS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr, TAPS: tl.constexpr,
     WINDOW: tl.constexpr, MAX_DRAFTS: tl.constexpr, PARTS: tl.constexpr,
     POW_E: tl.constexpr, POW_X: tl.constexpr, POW_W: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The gated norm of a token's value head; or what is kept of a row, now that nothing of before is read."""
+    """The gated norm of a token's value head, its gates in pieces; or what is kept of a row, now that nothing of before
+    is read."""
     one, head = tl.program_id(0), tl.program_id(1)
     let_next_start()
     e = tl.arange(0, POW_E)
     in_e = e < E
     if one < num_tokens:
         weight = tl.load(norm + e, mask=in_e, other=0.0).to(tl.float32)
-        C: tl.constexpr = 2 * KEY_HEADS * D + H * E
-        token = one.to(tl.int64)
-        gate = tl.load(projected + token * (C + H * E + 2 * H) + C + head * E + e, mask=in_e, other=0.0)
         wait()
-        at = (token * H + head) * E + e
+        gate = sum_pieces(
+            gates, head * E + e, in_e, one, num_tokens, num_outs, num_steps, steps_each, B, PIECES, POW_E
+        )
+        at = (one.to(tl.int64) * H + head) * E + e
         normed = _normalised(tl.load(found + at, mask=in_e, other=0.0), eps)
         tl.store(out + at, normed * weight * _silu(gate), mask=in_e)
     else:

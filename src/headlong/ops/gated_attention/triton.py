@@ -11,6 +11,8 @@ from torch import Tensor
 
 from headlong.ops.gated_attention.reference import GatedAttentionWeights
 from headlong.ops.gated_attention.triton_kernels import attend_kernel, combine_kernel, prepare_kernel
+from headlong.ops.linear.triton_pieces import Pieces
+from headlong.ops.linear.triton_projection import Projected, projected_of
 from headlong.ops.rope.reference import Angles
 from headlong.ops.triton_launch import OPTIONS
 from headlong.ops.triton_step import TritonStep
@@ -25,6 +27,7 @@ POSITIONS = 32
 ROWS = 128
 """Of a step, looked at at a time to find the one that a tile belongs to."""
 COMBINED_SPLITS, COMBINED_DIM = 32, 64
+NO_GATES = dict.fromkeys(("num_tokens", "num_outs", "num_steps", "steps_each", "B", "PIECES"), 1)
 MAX_PARTS = 1 << 26
 """Numbers that splits leave to be combined; longer prompts are attended in several passes."""
 
@@ -39,6 +42,8 @@ class TritonGatedAttention:
         self.weights = w = weights
         self.dtype = dtype
         self.group = w.num_heads // w.num_kv_heads
+        first_gate = (w.num_heads + w.num_kv_heads) * w.head_dim
+        self.gates = slice(first_gate, first_gate + w.gated * w.num_heads * w.head_dim)
         self.heads = {"HEADS": w.num_heads, "KV_HEADS": w.num_kv_heads, "HEAD_DIM": w.head_dim}
 
     @staticmethod
@@ -46,31 +51,32 @@ class TritonGatedAttention:
         return TritonStep.of(rows, pages_RP, page_size)
 
     def __call__(
-        self, projected: Tensor, keys: Tensor, values: Tensor, angles: Angles, plan: TritonStep
+        self, given: Projected | Tensor, keys: Tensor, values: Tensor, angles: Angles, plan: TritonStep
     ) -> Tensor:
         """[N, heads · head_dim]; writes the tokens' keys and values into their pages."""
-        w, num_tokens = self.weights, projected.shape[0]
+        w, num_tokens, asked = self.weights, len(plan.row_N), projected_of(given, self.gates)
         queries = keys.new_empty(num_tokens, w.num_heads, w.head_dim)
-        self._prepare(projected, queries, keys, values, angles, plan, first_head=0)
-        out = projected.new_empty(num_tokens, w.num_heads * w.head_dim, dtype=self.dtype)
+        self._prepare(asked.pieces(), queries, keys, values, angles, plan, first_head=0)
+        out, gates = keys.new_empty(num_tokens, w.num_heads * w.head_dim, dtype=self.dtype), None
         num_splits = split_of(plan.longest - 1) + 1
         most = max(1, MAX_PARTS // (num_splits * w.num_heads * w.head_dim))
         for first in range(0, num_tokens, most):
             count = min(most, num_tokens - first)
             parts = self._attend(queries, keys, values, plan, first, count, num_splits)
-            self._combine(*parts, projected, out, plan, first)
+            gates = asked.gates() if first == 0 else gates
+            self._combine(*parts, gates, out, plan, first)
         return out
 
     def write(
-        self, projected: Tensor, keys: Tensor, values: Tensor, angles: Angles, plan: TritonStep
+        self, given: Projected | Tensor, keys: Tensor, values: Tensor, angles: Angles, plan: TritonStep
     ) -> None:
         """The tokens' keys and values alone."""
-        first_head = self.weights.num_heads
-        self._prepare(projected, keys, keys, values, angles, plan, first_head)
+        pieces, first_head = projected_of(given, self.gates).pieces(), self.weights.num_heads
+        self._prepare(pieces, keys, keys, values, angles, plan, first_head)
 
     def _prepare(
         self,
-        projected: Tensor,
+        projected: Pieces,
         queries: Tensor,
         keys: Tensor,
         values: Tensor,
@@ -80,29 +86,28 @@ class TritonGatedAttention:
     ) -> None:
         """From head `first_head` on; `queries` are not touched if these are keys' alone."""
         w, norm = self.weights, self.weights.qk_norm
-        assert projected.stride(1) == 1 and keys.is_contiguous() and values.is_contiguous()
-        assert angles.cos.is_contiguous() and angles.sin.is_contiguous() and plan.pages_RP.stride(1) == 1
-        grid = (projected.shape[0], w.num_heads + w.num_kv_heads - first_head)
+        assert keys.is_contiguous() and values.is_contiguous() and plan.pages_RP.stride(1) == 1
+        assert angles.cos.is_contiguous() and angles.sin.is_contiguous()
+        grid = (len(plan.row_N), w.num_heads + w.num_kv_heads - first_head)
         prepare_kernel[grid](
-            projected,
+            projected.tensor,
             queries,
             keys,
             values,
             angles.cos,
             angles.sin,
-            projected if norm is None else norm.weight,
-            projected if norm is None else norm.eps,
+            None if norm is None else norm.weight,
+            None if norm is None else norm.eps,
             plan.row_N,
             plan.position_N,
             plan.pages_RP,
             first_head,
-            projected.stride(0),
             plan.pages_RP.stride(0),
             w.query_scale,
             angles.rotary_dim,
+            **projected.cut,
             **self.heads,
             **_cache_shape(keys),
-            GATED=w.gated,
             NORMED=norm is not None,
             num_warps=1,
             **OPTIONS,
@@ -160,7 +165,7 @@ class TritonGatedAttention:
         tops: Tensor,
         totals: Tensor,
         sums: Tensor,
-        projected: Tensor,
+        gates: Pieces | None,
         out: Tensor,
         plan: TritonStep,
         first: int,
@@ -171,14 +176,14 @@ class TritonGatedAttention:
             tops,
             totals,
             sums,
-            projected,
+            None if gates is None else gates.tensor,
             out,
             plan.position_N,
-            projected.stride(0),
             first,
             num_splits,
-            **self.heads,
-            GATED=w.gated,
+            **(NO_GATES if gates is None else gates.cut),
+            HEADS=w.num_heads,
+            HEAD_DIM=w.head_dim,
             FIRST_SPLIT=FIRST_SPLIT,
             SPLITS_PER_SIZE=SPLITS_PER_SIZE,
             BLOCK_S=COMBINED_SPLITS,

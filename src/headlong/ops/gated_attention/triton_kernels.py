@@ -9,6 +9,7 @@ position. Integers that vary between launches are not specialized on, so that on
 import triton
 import triton.language as tl
 
+from headlong.ops.linear.triton_pieces import CUT, sum_pieces
 from headlong.ops.triton_launch import let_next_start, wait
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -17,14 +18,16 @@ START, QUERY_LEN, FIRST_TOKEN = tl.constexpr(1), tl.constexpr(2), tl.constexpr(5
 """Columns of a step's table of rows."""
 
 
-@triton.jit(do_not_specialize=["first_head", "line", "most_pages", "query_scale", "rotary_dim"])
+@triton.jit(do_not_specialize=["first_head", "most_pages", "query_scale", "rotary_dim", *CUT])
 def prepare_kernel(
     projected, queries, keys, values, cos_ND, sin_ND, norm_HD, norm_eps, row_N, position_N, pages_RP,
-    first_head, line, most_pages, query_scale, rotary_dim,
+    first_head, most_pages, query_scale, rotary_dim,
+    num_tokens, num_outs, num_steps, steps_each, B: tl.constexpr, PIECES: tl.constexpr,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, GATED: tl.constexpr, NORMED: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
-    """One head of one token: a query is left in `queries`, a key in its page, and with it the value."""
+    """One head of one token, `projected` in pieces: a query is left in `queries`, a key in its page, and with it the
+    value."""
     let_next_start()
     token, head = tl.program_id(0).to(tl.int64), first_head + tl.program_id(1)
     d = tl.arange(0, BLOCK_D)
@@ -40,9 +43,15 @@ def prepare_kernel(
         other_weight = tl.load(weight_ptr + partner, mask=inside, other=0.0).to(tl.float32)
         eps = tl.load(norm_eps).to(tl.float32)
     wait()
-    x_ptr = projected + token * line + head * HEAD_DIM
-    x = tl.load(x_ptr + d, mask=inside, other=0.0)
-    other = tl.load(x_ptr + partner, mask=inside, other=0.0)
+    one = tl.program_id(0)
+    x = sum_pieces(
+        projected, head * HEAD_DIM + d, inside, one,
+        num_tokens, num_outs, num_steps, steps_each, B, PIECES, BLOCK_D,
+    )  # fmt: skip
+    other = sum_pieces(
+        projected, head * HEAD_DIM + partner, inside, one,
+        num_tokens, num_outs, num_steps, steps_each, B, PIECES, BLOCK_D,
+    )  # fmt: skip
     if NORMED:
         scale = tl.rsqrt(tl.sum(x * x, 0) + eps)
         x = x * scale * weight
@@ -54,8 +63,10 @@ def prepare_kernel(
     else:
         kv = head - HEADS
         place = ((page * KV_HEADS + kv) * PAGE_SIZE + position % PAGE_SIZE) * WIDTH
-        v_ptr = projected + token * line + ((1 + GATED) * HEADS + KV_HEADS + kv) * HEAD_DIM
-        v = tl.load(v_ptr + d, mask=inside, other=0.0)
+        v = sum_pieces(
+            projected, (head + KV_HEADS) * HEAD_DIM + d, inside, one,
+            num_tokens, num_outs, num_steps, steps_each, B, PIECES, BLOCK_D,
+        )  # fmt: skip
         tl.store(keys + place + d, x.to(keys.dtype.element_ty), mask=d < WIDTH)
         tl.store(values + place + d, v.to(values.dtype.element_ty), mask=d < WIDTH)
 
@@ -165,23 +176,25 @@ def attend_kernel(
     tl.store(sums + part_M[:, None] * HEAD_DIM + d[None, :], sum_MD, mask=asks_M[:, None] & inside[None, :])
 
 
-@triton.jit(do_not_specialize=["line", "first_token", "num_splits"])
+@triton.jit(do_not_specialize=["first_token", "num_splits", *CUT])
 def combine_kernel(
-    tops, totals, sums, projected, out, position_N,
-    line, first_token, num_splits,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, GATED: tl.constexpr,
+    tops, totals, sums, gates, out, position_N, first_token, num_splits,
+    num_tokens, num_outs, num_steps, steps_each, B: tl.constexpr, PIECES: tl.constexpr,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     FIRST_SPLIT: tl.constexpr, SPLITS_PER_SIZE: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Part of one head of one token: its splits in blocks of BLOCK_S, added in order, and the gate."""
+    """Part of one head of one token: its splits in blocks of BLOCK_S, added in order, and its gates, if any."""
     let_next_start()
     index, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = first_token + index
     d = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
     inside, position = d < HEAD_DIM, tl.load(position_N + token)
-    if GATED:
-        gate_ptr = projected + token * line + (HEADS + KV_HEADS + head) * HEAD_DIM
-        gate = tl.load(gate_ptr + d, mask=inside, other=0.0)
     wait()
+    if gates is not None:
+        gate = sum_pieces(
+            gates, head * HEAD_DIM + d, inside, token,
+            num_tokens, num_outs, num_steps, steps_each, B, PIECES, BLOCK_D,
+        )  # fmt: skip
     parts = (index * HEADS + head) * num_splits
     top, total = float("-inf"), 0.0
     sum_D = tl.zeros([BLOCK_D], tl.float32)
@@ -198,6 +211,6 @@ def combine_kernel(
         sum_D = sum_D * fade + tl.sum(fade_S[:, None] * sum_SD, 0)
         top = new_top
     result = sum_D / total
-    if GATED:
+    if gates is not None:
         result = result / (1.0 + tl.exp(-gate))
     tl.store(out + (token * HEADS + head) * HEAD_DIM + d, result, mask=inside)

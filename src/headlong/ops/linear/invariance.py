@@ -7,7 +7,7 @@ that never agrees is refused.
 
 from collections.abc import Callable
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +40,8 @@ def add_product(to_ND: Tensor, linear: Linear, x_ND: Tensor) -> Tensor:
     return to_ND + linear(x_ND) if plus is None else plus(x_ND, to_ND)
 
 
+Projection = Callable[[Tensor], Any]
+"""A linear that a layer's core begins with, or what only that core understands."""
 LinearFactory = Callable[[Tensor, int], Linear]
 
 

@@ -15,6 +15,7 @@ from headlong.ops.best.triton import best
 from headlong.ops.linear import triton_pieces
 from headlong.ops.linear.triton_layout import kind_of, matrices_of, picked, shape_of
 from headlong.ops.linear.triton_matrix import Matrix
+from headlong.ops.linear.triton_pieces import Pieces
 from headlong.ops.linear.triton_widths import SURE, width_for
 from headlong.ops.silu_mul.triton import silu_mul
 from headlong.quant.format import Weight
@@ -34,10 +35,11 @@ class TritonLinear:
         *,
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        """Output i is row `order[i]` of the weights one below the other, plus `bias[i]`. Packed weights are multiplied
-        in `dtype`, others in their own."""
+        """Output i is row `order[i]` of the weights one below the other, plus `bias[i]`; rows that are not in the order
+        are left out. Packed weights are multiplied in `dtype`, others in their own."""
         self.in_features = shape_of(weights[0])[1]
-        self.out_features = sum(shape_of(weight)[0] for weight in weights)
+        rows = sum(shape_of(weight)[0] for weight in weights)
+        self.out_features = rows if order is None else len(order)
         self.bias = None if bias is None else bias.to(weights[0].device).contiguous()
         self.matrices = matrices_of(weights, order, dtype)
         self._dtype = self.matrices[0].dtype
@@ -85,6 +87,16 @@ class TritonLinear:
         for part, x in self._launches(x_ND):
             triton_pieces.best(whole, x, width_for(len(x), whole), self.bias, found_N[part])
         return found_N
+
+    def pieces(self, x_ND: Tensor, *, known: bool = False) -> Pieces:
+        """What `__call__` gives, for kernels that add its pieces themselves; where that would take too much memory, or
+        there is more to it than a sum, they are added. `known` says that the inputs were there before what was
+        launched last began, and that it waited before it let others start."""
+        whole = self._whole
+        if whole is None or self.bias is not None or len(x_ND) > self._tokens_at_once:
+            return Pieces.whole(self(x_ND))
+        x_ND = x_ND.to(self._dtype).contiguous()
+        return Pieces.of(whole, whole.multiply(x_ND, width_for(len(x_ND), whole), known=known))
 
     def _launches(self, x_ND: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """The tokens that go at once, and what they are multiplied as."""

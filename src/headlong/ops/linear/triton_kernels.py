@@ -118,10 +118,13 @@ def multiply(
     num_tokens, num_outs, num_ins, row_stride, num_scaled, num_steps, steps_each, all_steps, num_columns,
     DTYPE: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr, HALVES: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr, TOGETHER: tl.constexpr,
-    WHOLE: tl.constexpr, PARTS: tl.constexpr, B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
+    WHOLE: tl.constexpr, PARTS: tl.constexpr, KNOWN: tl.constexpr, B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """A program's share: `steps_each` of the `all_steps`, of which a tile has `num_steps`, for M of the tokens. Leaves
-    pieces of sums, or, WHOLE, what becomes of them. Two PARTS are gates, then as many of what they are gates of."""
+    pieces of sums, or, WHOLE, what becomes of them. Two PARTS are gates, then as many of what they are gates of. KNOWN
+    inputs were there before the kernel before began, and it waited before it let this one start; and what it reads is
+    in use until after this one, so it is not where this one writes. Then nothing has to be waited for, but by one
+    program, for what comes later: the others make room for more of them."""
     let_next_start()
     tokens_M = tl.program_id(0) * M + tl.arange(0, M)
     there_M = tokens_M < num_tokens
@@ -146,10 +149,11 @@ def multiply(
                     codes_at + step * C, mask=(step * C + columns_C < num_ins)[None, :], other=0.0
                 )
             acc_BM = add_step(
-                acc_BM, x_CM_at + waited(step), codes_BC, scales, offsets, outs_B, there_M, step, num_outs, num_ins,
-                num_scaled, DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, B, C, M,
+                acc_BM, x_CM_at + (0 if KNOWN else waited(step)), codes_BC, scales, offsets, outs_B, there_M, step,
+                num_outs, num_ins, num_scaled, DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, B, C, M,
             )  # fmt: skip
-        wait()
+        if not KNOWN:
+            wait()
         if row_scales is not None:
             acc_BM *= tl.load(row_scales + outs_B)[:, None]
         place = tile * (B // PARTS) + tl.arange(0, B // PARTS)[:, None]
@@ -160,3 +164,7 @@ def multiply(
             if not WHOLE:
                 token += (tl.program_id(1) - tile * num_steps // steps_each) * num_tokens
             put(acc_BM, place, token, place < size, inside, bias, residual, columns, out, num_columns)
+    if KNOWN:
+        last = tl.program_id(0) == tl.num_programs(0) - 1
+        if last & (tl.program_id(1) == tl.num_programs(1) - 1):
+            wait()

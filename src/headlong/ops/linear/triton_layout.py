@@ -19,6 +19,8 @@ from headlong.quant.plain import PlainWeight
 
 LOADED_ROWS = 1024
 """Of a weight that is laid out anew, so that little of it is held twice."""
+NOWHERE = -1
+"""The place of a row that is left out."""
 
 
 class Rows(NamedTuple):
@@ -28,6 +30,10 @@ class Rows(NamedTuple):
     scales_RG: Tensor | None = None
     offsets_RG: Tensor | None = None
     row_scales_R: Tensor | None = None
+
+    def where(self, wanted_R: Tensor) -> "Rows":
+        rest = [None if part is None else _rows(part, wanted_R) for part in self[1:]]
+        return Rows(_rows(self.codes_RC, wanted_R), *rest)
 
 
 def kind_of(weight: Weight) -> Kind | str:
@@ -126,32 +132,44 @@ def shape_of(weight: Weight) -> tuple[int, int]:
 
 
 def matrices_of(weights: Sequence[Weight], order: Tensor | None, dtype: torch.dtype) -> list[Matrix]:
-    """One for each kind, its rows in the order of their outputs."""
+    """One for each kind, its rows in the order of their outputs; rows that are not in it are left out."""
     sizes = [shape_of(weight)[0] for weight in weights]
-    place_O = torch.arange(sum(sizes)) if order is None else order.cpu().argsort()
-    kinds = [kind_of(weight) for weight in weights]
-    parts = list(zip(weights, place_O.split(sizes), kinds, strict=True))
+    order = torch.arange(sum(sizes)) if order is None else order.cpu()
+    out_R = torch.full((sum(sizes),), NOWHERE).scatter_(0, order, torch.arange(len(order)))
+    parts = [
+        (weight, kind_of(weight), out_R)
+        for weight, out_R in zip(weights, out_R.split(sizes), strict=True)
+        if bool((out_R != NOWHERE).any())
+    ]
     matrices = []
-    for kind in dict.fromkeys(kinds):
+    for kind in dict.fromkeys(kind for _, kind, _ in parts):
         assert isinstance(kind, Kind), kind
-        own = [weight for weight, _, other in parts if other == kind]
-        columns_O, rows_O = torch.cat([place for _, place, other in parts if other == kind]).sort()
-        places = rows_O.argsort().split([shape_of(weight)[0] for weight in own])
-        mixed = columns_O if len(columns_O) < len(place_O) else None
-        matrices.append(_lay_out(kind, own, places, mixed, dtype))
+        own = [(weight, out_R) for weight, other, out_R in parts if other == kind]
+        columns_O = torch.cat([out_R[out_R != NOWHERE] for _, out_R in own]).sort().values
+        places = [
+            torch.where(out_R == NOWHERE, NOWHERE, torch.searchsorted(columns_O, out_R)) for _, out_R in own
+        ]
+        mixed = columns_O if len(columns_O) < len(order) else None
+        matrices.append(_lay_out(kind, [weight for weight, _ in own], places, len(columns_O), mixed, dtype))
     return matrices
 
 
 def _lay_out(
-    kind: Kind, weights: list[Weight], places: Sequence[Tensor], columns_O: Tensor | None, dtype: torch.dtype
+    kind: Kind,
+    weights: list[Weight],
+    places: Sequence[Tensor],
+    outs: int,
+    columns_O: Tensor | None,
+    dtype: torch.dtype,
 ) -> Matrix:
-    """Row r of a weight becomes row `place[r]` of the matrix."""
-    ins, outs = shape_of(weights[0])[1], sum(map(len, places))
+    """Row r of a weight becomes row `place[r]` of the matrix, if it has a place."""
+    ins = shape_of(weights[0])[1]
     if not all(_keeps_blocks(place_R, kind.rows) for place_R in places):
         kind = kind._replace(rows=1)
-    in_order = len(weights) == 1 and torch.equal(places[0], torch.arange(outs))
+    first = int((places[0] == 0).int().argmax())
+    in_order = len(weights) == 1 and torch.equal(places[0][first : first + outs], torch.arange(outs))
     as_is = in_order and kind.code == FLOAT
-    sample = rows_of(weights[0], kind, 0, outs if as_is else 1)
+    sample = rows_of(weights[0], kind, first, first + outs) if as_is else rows_of(weights[0], kind, 0, 1)
     codes = sample.codes_RC.contiguous()
     if not as_is:
         codes = codes.new_zeros(_codes_shape(kind, outs, ins), dtype=kind.stored)
@@ -161,8 +179,14 @@ def _lay_out(
     row_scales_O = _room(sample.row_scales_R, outs)
     for weight, place_R in zip(weights, places, strict=True):
         for begin in range(0, len(place_R), LOADED_ROWS):
-            at = place_R[begin : begin + LOADED_ROWS].to(weight.device)
-            rows = rows_of(weight, kind, begin, begin + len(at))
+            at = place_R[begin : begin + LOADED_ROWS]
+            wanted = at != NOWHERE
+            if not wanted.any():
+                continue
+            rows, at = rows_of(weight, kind, begin, begin + len(at)), at.to(weight.device)
+            if not wanted.all():
+                wanted = wanted.to(weight.device)
+                rows, at = rows.where(wanted), at[wanted]
             if not as_is:
                 _put_codes(codes, rows.codes_RC, at)
             first_of_block = at % kind.rows == 0
@@ -214,17 +238,18 @@ def _picked_codes(codes: Tensor, outs_T: Tensor) -> Tensor:
 
 
 def _rows(tensor: Tensor, rows: Tensor) -> Tensor:
-    """A copy of some rows, also of float8, of which not every device can pick any."""
+    """A copy of some rows, by number or by whether they are wanted; of float8 not every device can pick any."""
     if tensor.dtype != torch.float8_e4m3fn:
         return tensor[rows]
     return tensor.view(torch.uint8)[rows].view(tensor.dtype)
 
 
 def _keeps_blocks(place_R: Tensor, rows: int) -> bool:
-    """Whether rows that share a scale stay together, and lie where such a block may begin."""
+    """Whether rows that share a scale stay together, or are all left out, and lie where such a block may begin."""
     row_R = torch.arange(len(place_R))
     begin_R = place_R[row_R // rows * rows]
-    return bool((place_R == begin_R + row_R % rows).all()) and not bool((begin_R % rows).any())
+    together = torch.where(begin_R == NOWHERE, NOWHERE, begin_R + row_R % rows)
+    return torch.equal(place_R, together) and not bool((begin_R[begin_R != NOWHERE] % rows).any())
 
 
 def _room(like: Tensor | None, *shape: int) -> Tensor | None:

@@ -173,10 +173,10 @@ class Matrix:
         """Whether no sum is cut into pieces."""
         return self.num_pieces == 1
 
-    def multiply(self, x_ND: Tensor, width: int) -> Tensor:
-        """The pieces of all sums, [pieces, N, outs]; `width` tokens are multiplied at once."""
+    def multiply(self, x_ND: Tensor, width: int, *, known: bool = False) -> Tensor:
+        """The pieces of all sums, [pieces, N, outs]; `width` tokens are multiplied at once. `known`: see the kernel."""
         pieces = x_ND.new_empty((self.num_pieces, len(x_ND), self.outs), dtype=torch.float32)
-        self._launch(x_ND, width, pieces, num_columns=self.outs)
+        self._launch(x_ND, width, pieces, num_columns=self.outs, known=known)
         return pieces
 
     def put(
@@ -193,7 +193,7 @@ class Matrix:
 
     def _launch(
         self, x_ND: Tensor, width: int, out: Tensor, bias: Tensor | None = None, residual_NO: Tensor | None = None,
-        columns_O: Tensor | None = None, *, num_columns: int, whole: bool = False, parts: int = 1,
+        columns_O: Tensor | None = None, *, num_columns: int, whole: bool = False, parts: int = 1, known: bool = False,
     ) -> None:  # fmt: skip
         num_tokens, plan, kind = len(x_ND), self.plan, self.kind
         shorter = self._shorter(width)
@@ -204,7 +204,8 @@ class Matrix:
             shorter * plan.steps_each, shorter * self.all_steps, num_columns,
             DTYPE=DTYPES[self.dtype], CODE=kind.code, ZERO=kind.zero, HALVES=halves(kind.bits),
             GROUP=kind.group, ROWS=kind.rows, EVEN=kind.padded(self.ins) == self.ins,
-            TOGETHER=kind.together, WHOLE=whole, PARTS=parts, B=plan.block_outs, C=plan.block_ins // shorter, M=width,
+            TOGETHER=kind.together, WHOLE=whole, PARTS=parts, KNOWN=known,
+            B=plan.block_outs, C=plan.block_ins // shorter, M=width,
             num_warps=plan.num_warps * (2 if width > 128 else 1), num_stages=self._num_stages(width),
             maxnreg=self._registers(width), **OPTIONS,
         )  # fmt: skip

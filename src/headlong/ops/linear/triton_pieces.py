@@ -6,7 +6,7 @@ Which outputs a program takes does not change how their pieces are added.
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import triton
@@ -23,7 +23,34 @@ WIDTH = 256
 """Outputs whose pieces a program adds."""
 COMPARED = 1024
 """Outputs of which a program finds the best."""
-_CUT = ["num_tokens", "num_steps", "steps_each"]
+CUT = ["num_tokens", "num_steps", "steps_each"]
+"""What no kernel is made for: one serves all."""
+
+
+class Pieces(NamedTuple):
+    """Sums, [pieces, N, outs], which kernels find by `cut` and add by `sum_pieces`."""
+
+    tensor: Tensor
+    cut: dict[str, int]
+
+    @classmethod
+    def of(cls, matrix: Matrix, pieces_PNO: Tensor) -> "Pieces":
+        cut = {
+            "num_tokens": pieces_PNO.shape[1],
+            "num_outs": matrix.outs,
+            "num_steps": matrix.num_steps,
+            "steps_each": matrix.plan.steps_each,
+            "B": matrix.plan.block_outs,
+            "PIECES": matrix.num_pieces,
+        }
+        return cls(pieces_PNO, cut)
+
+    @classmethod
+    def whole(cls, sums_NO: Tensor) -> "Pieces":
+        """Nothing is left to add."""
+        tokens, outs = sums_NO.shape
+        cut = {"num_tokens": tokens, "num_outs": outs, "num_steps": 1, "steps_each": 1, "B": 1, "PIECES": 1}
+        return cls(sums_NO.contiguous(), cut)
 
 
 @triton.jit
@@ -31,6 +58,7 @@ def sum_pieces(
     pieces, outs, inside, token, num_tokens, num_outs, num_steps, steps_each,
     B: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
+    """Some outputs of a token."""
     first_step = outs // B * num_steps
     num_pieces = (first_step + num_steps - 1) // steps_each - first_step // steps_each + 1
     total = tl.zeros((WIDTH,), tl.float32)
@@ -40,7 +68,7 @@ def sum_pieces(
     return total
 
 
-@triton.jit(do_not_specialize=_CUT)
+@triton.jit(do_not_specialize=CUT)
 def add_pieces(
     pieces, bias, residual, columns, out, num_columns,
     num_tokens, num_outs, num_steps, steps_each,
@@ -56,7 +84,7 @@ def add_pieces(
     put(total, outs, token, inside, inside, bias, residual, columns, out, num_columns)
 
 
-@triton.jit(do_not_specialize=_CUT)
+@triton.jit(do_not_specialize=CUT)
 def gate_pieces(
     pieces, bias, out,
     num_tokens, num_outs, num_steps, steps_each,
@@ -80,7 +108,7 @@ def gate_pieces(
     tl.store(out + token.to(tl.int64) * size + gates, gated(gate, up), mask=inside)
 
 
-@triton.jit(do_not_specialize=_CUT)
+@triton.jit(do_not_specialize=CUT)
 def best_of_pieces(
     pieces, bias, tops, indices,
     num_tokens, num_outs, num_steps, steps_each,
@@ -112,7 +140,7 @@ def add(
     pieces_PNO = matrix.multiply(x_ND, width)
     add_pieces[triton.cdiv(matrix.outs, WIDTH), len(out_NO)](
         pieces_PNO, bias, residual_NO, matrix.columns_O, out_NO, out_NO.shape[1],
-        **_cut(matrix, pieces_PNO), WIDTH=WIDTH, **OPTIONS,
+        **Pieces.of(matrix, pieces_PNO).cut, WIDTH=WIDTH, **OPTIONS,
     )  # fmt: skip
 
 
@@ -123,7 +151,7 @@ def gate(matrix: Matrix, x_ND: Tensor, width: int, bias: Tensor | None, out_NI: 
         return
     pieces_PNO = matrix.multiply(x_ND, width)
     gate_pieces[triton.cdiv(out_NI.shape[1], WIDTH), len(out_NI)](
-        pieces_PNO, bias, out_NI, **_cut(matrix, pieces_PNO), WIDTH=WIDTH, **OPTIONS
+        pieces_PNO, bias, out_NI, **Pieces.of(matrix, pieces_PNO).cut, WIDTH=WIDTH, **OPTIONS
     )
 
 
@@ -134,18 +162,6 @@ def best(matrix: Matrix, x_ND: Tensor, width: int, bias: Tensor | None, found_N:
     tops_NP = pieces_PNO.new_empty(num_tokens, parts)
     indices_NP = pieces_PNO.new_empty(num_tokens, parts, dtype=torch.int32)
     best_of_pieces[parts, num_tokens](
-        pieces_PNO, bias, tops_NP, indices_NP, **_cut(matrix, pieces_PNO), WIDTH=COMPARED, **OPTIONS
+        pieces_PNO, bias, tops_NP, indices_NP, **Pieces.of(matrix, pieces_PNO).cut, WIDTH=COMPARED, **OPTIONS
     )
     best_of_parts(tops_NP, indices_NP, found_N)
-
-
-def _cut(matrix: Matrix, pieces_PNO: Tensor) -> dict[str, Any]:
-    """Where a kernel finds the pieces."""
-    return {
-        "num_tokens": pieces_PNO.shape[1],
-        "num_outs": matrix.outs,
-        "num_steps": matrix.num_steps,
-        "steps_each": matrix.plan.steps_each,
-        "B": matrix.plan.block_outs,
-        "PIECES": matrix.num_pieces,
-    }

@@ -1,0 +1,91 @@
+"""The first product of a layer's core, in two: what the core begins with, and the gates of what comes out of it.
+
+Gates are needed last. So they are multiplied while the core is at work, which leaves the memory idle: the core asks for
+them when it has launched what takes its time.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from headlong.ops.linear.triton import TritonLinear
+from headlong.ops.linear.triton_layout import shape_of
+from headlong.ops.linear.triton_pieces import Pieces
+from headlong.quant.format import Weight
+
+
+class TritonProjected:
+    """Tokens on their way into a core."""
+
+    def __init__(self, x_ND: Tensor, first: TritonLinear, gates: TritonLinear | None) -> None:
+        self._x_ND, self._first, self._gates = x_ND, first, gates
+
+    def first(self) -> Tensor:
+        """All but the gates."""
+        return self._first(self._x_ND)
+
+    def pieces(self) -> Pieces:
+        """The same."""
+        return self._first.pieces(self._x_ND)
+
+    def gates(self) -> Pieces | None:
+        """To be asked for right after a kernel that waits before it lets others start. None where there are none."""
+        return None if self._gates is None else self._gates.pieces(self._x_ND, known=True)
+
+
+class GivenProjected:
+    """What somebody else has multiplied."""
+
+    def __init__(self, sums_NO: Tensor, gates: slice) -> None:
+        self._sums_NO, self._gates = sums_NO, gates
+
+    def first(self) -> Tensor:
+        sums_NO, gates = self._sums_NO, self._gates
+        return torch.cat([sums_NO[:, : gates.start], sums_NO[:, gates.stop :]], 1)
+
+    def pieces(self) -> Pieces:
+        return Pieces.whole(self.first())
+
+    def gates(self) -> Pieces | None:
+        gates_NO = self._sums_NO[:, self._gates]
+        return Pieces.whole(gates_NO) if gates_NO.shape[1] else None
+
+
+Projected = TritonProjected | GivenProjected
+
+
+def projected_of(given: Projected | Tensor, gates: slice) -> Projected:
+    return GivenProjected(given, gates) if isinstance(given, Tensor) else given
+
+
+class TritonProjection:
+    """Multiplies nothing by itself."""
+
+    name = "triton"
+
+    def __init__(
+        self,
+        weights: Sequence[Weight],
+        order: Tensor | None,
+        bias: Tensor | None,
+        gates: slice,
+        dtype: torch.dtype,
+    ) -> None:
+        """As a `TritonLinear` is made, of which outputs `gates` are gates."""
+        if order is None:
+            order = torch.arange(sum(shape_of(weight)[0] for weight in weights))
+        is_gate = torch.zeros(len(order), dtype=torch.bool)
+        is_gate[gates] = True
+        self.first = self._linear(weights, order, bias, ~is_gate, dtype)
+        self.gates = self._linear(weights, order, bias, is_gate, dtype) if bool(is_gate.any()) else None
+
+    @staticmethod
+    def _linear(
+        weights: Sequence[Weight], order: Tensor, bias: Tensor | None, wanted_O: Tensor, dtype: torch.dtype
+    ) -> TritonLinear:
+        bias = None if bias is None else bias[wanted_O.to(bias.device)]
+        return TritonLinear(weights, order[wanted_O.to(order.device)], bias, dtype=dtype)
+
+    def __call__(self, x_ND: Tensor) -> TritonProjected:
+        return TritonProjected(x_ND, self.first, self.gates)
