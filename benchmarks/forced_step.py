@@ -17,6 +17,7 @@ class ForcedStep(WholeStep):
     def __init__(self, engine: Engine, rate: float) -> None:
         assert engine.whole is not None
         super().__init__(engine.model, engine.state, engine.sampler, engine.whole.drafter, engine.max_len)
+        self.device_step.chosen = self._chosen
         self.rate, self.rng = rate, random.Random(0)
         self.stand_R = torch.zeros(engine.state.slots.size, dtype=torch.long, device=engine.model.ops.device)
 

@@ -2,6 +2,7 @@
 
     python benchmarks/gpu.py [--shape benchmarks/shapes/qwen3.6-27b.json] [--layers 64] [--fp8] [--rows 1,4,16]
                              [--contexts 1024,8192] [--depths 0,1,3,6] [--draft-vocab N] [--sampled] [--penalised]
+                             [--constrained]
                              [--tokens 20000] [--skip-exact] [--json FILE]
 
 First the embedded model in bfloat16: batches of greedy rows, of sampled ones and of both, K = 1…6 against K = 0, token
@@ -11,8 +12,8 @@ best rate seen: a copy's, or the largest product's), a plain step, verified step
 whole cycle of K drafts and their verification, by the engine's own code. `pays from` is the share of drafts that must
 stand for the cycle to be worth it. Medians of CUDA-event times, milliseconds, of calls one after the other: four of a
 part, eight steps. `--sampled` rows are not greedy but have a temperature, top-k and top-p; `--penalised` ones have a
-presence penalty as well. Of contexts beyond 1,024 tokens all but the end is taken as read: keys are zeros there, which
-take as long. Ends in one JSON line.
+presence penalty as well; of `--constrained` ones a constraint allows every second token. Of contexts beyond 1,024
+tokens all but the end is taken as read: keys are zeros there, which take as long. Ends in one JSON line.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from forced_step import ForcedStep
+from halved import HELD, Halved
 from headlong import LLM, SamplingParams
 from headlong.config import EngineConfig
 from headlong.engine.engine import Engine
@@ -136,6 +138,7 @@ class Bench:
     def __init__(self, args: argparse.Namespace, rows: int, context: int) -> None:
         self.rows, self.context = rows, context
         self.choice = PENALISED if args.penalised else SAMPLED if args.sampled else {}
+        self.choice = self.choice | ({"grammar": HELD} if args.constrained else {"ignore_eos": True})
         config = EngineConfig(
             device="cuda",
             mtp="on",
@@ -169,8 +172,13 @@ class Bench:
         generator = torch.Generator().manual_seed(1)
         for row in range(self.rows):
             prompt = torch.randint(self.vocab, (self.context,), generator=generator).tolist()
-            params = SamplingParams(max_tokens=400, ignore_eos=True, draft_tokens=depth, **self.choice)
-            self.engine.add(Request(f"row{row}", tuple(prompt), params, seed=row, draft_tokens=depth))
+            params = SamplingParams(max_tokens=400, draft_tokens=depth, **self.choice)
+            constraint = partial(Halved, self.vocab) if params.grammar else None
+            self.engine.add(
+                Request(
+                    f"row{row}", tuple(prompt), params, seed=row, draft_tokens=depth, constraint=constraint
+                )
+            )
         while any(not row.decoding for row in self.engine.scheduler.running) or self.engine.scheduler.waiting:
             self.engine.step()
 
@@ -328,6 +336,7 @@ def main() -> None:
     parser.add_argument("--draft-vocab", type=int, default=None)
     parser.add_argument("--sampled", action="store_true")
     parser.add_argument("--penalised", action="store_true")
+    parser.add_argument("--constrained", action="store_true")
     parser.add_argument("--tokens", type=int, default=20000)
     parser.add_argument("--skip-exact", action="store_true")
     parser.add_argument("--json", type=Path, default=None)

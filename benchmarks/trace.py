@@ -2,6 +2,7 @@
 
     python benchmarks/trace.py [--out FILE] [--shape benchmarks/shapes/qwen3.6-27b.json] [--layers N] [--fp8]
                                [--rows 1] [--context 1024] [--draft-tokens 3] [--sampled] [--penalised]
+                               [--constrained]
 
 A model of the given shape with random weights runs in the engine until its steps are recorded graphs; then one step is
 taken down by torch's profiler, whose own work makes the host a little slower than it is. Says time by kind, the
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("--draft-vocab", type=int, default=None)
     parser.add_argument("--sampled", action="store_true")
     parser.add_argument("--penalised", action="store_true")
+    parser.add_argument("--constrained", action="store_true")
     args = parser.parse_args()
     from gpu import CUDA, Bench
     from random_weights import random_model

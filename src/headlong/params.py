@@ -135,18 +135,17 @@ class SamplingParams:
     @property
     def plain(self) -> bool:
         """Greedy, and nothing is done to the logits before."""
-        return self.greedy and self.free and not self.penalised and not self.biased
+        return self.greedy and self.free and not self.penalised and not self.biased and self.grammar is None
 
     @property
     def free(self) -> bool:
-        """The target's own token in any case, and neither a grammar nor a minimum length has a say in it."""
-        coupled = self.greedy or self.verify == "coupled"
-        return coupled and not self.min_tokens and self.grammar is None
+        """The target's own token in any case, and no minimum length has a say in it."""
+        return (self.greedy or self.verify == "coupled") and not self.min_tokens
 
     @property
     def asks_host(self) -> bool:
         """Whether a device cannot choose its tokens alone, or more than tokens is asked for."""
-        return not self.free or self.logprobs is not None
+        return not self.free or self.grammar is not None or self.logprobs is not None
 
     def _check_grammar(self) -> None:
         if not isinstance(self.grammar, Grammar):

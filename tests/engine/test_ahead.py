@@ -110,11 +110,11 @@ def the_truth_as_drafts(engine: Engine, truth: dict[str, list[int]], monkeypatch
     """Every draft is what the target will say."""
     whole = engine.whole
     assert whole is not None
-    launch, rows = whole._run, {}
+    begin, rows = whole.device_step.begin, {}
 
-    def run_noting_rows(layout, *rest):
+    def begin_noting_rows(layout, *rest):
         rows["layout"] = layout
-        return launch(layout, *rest)
+        return begin(layout, *rest)
 
     def drafts(slots_R, *_):
         layout = rows["layout"]
@@ -128,8 +128,8 @@ def the_truth_as_drafts(engine: Engine, truth: dict[str, list[int]], monkeypatch
                 drafts_RK[line, : len(tokens)] = torch.tensor(tokens)
         return drafts_RK
 
-    monkeypatch.setattr(whole, "_run", run_noting_rows)
-    monkeypatch.setattr(whole, "_draft", drafts)
+    monkeypatch.setattr(whole.device_step, "begin", begin_noting_rows)
+    monkeypatch.setattr(whole.device_step, "_draft", drafts)
 
 
 def test_a_row_that_stops_while_the_next_step_is_under_way_is_kept_as_it_was(folder, truth, monkeypatch):

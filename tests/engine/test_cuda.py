@@ -4,6 +4,7 @@ In float64, by the reference ops, those of the CPU too: rounding cannot flip a n
 the logic or in a device copy. In bfloat16 by Triton's kernels, whose bits do not depend on a token's company.
 """
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from headlong import LLM, SamplingParams
 from headlong.engine.engine import Engine
 from headlong.engine.whole_step import WholeStep
 from headlong.ops.graphs import Graphs
+from headlong.params import Grammar
 from headlong.speculate.elsewhere import HeadElsewhere
 from headlong.state.layer import KvState
 
@@ -28,6 +30,11 @@ PROMPTS = (
 )
 
 
+STORY = {
+    "type": "object",
+    "properties": {"title": {"type": "string"}, "pages": {"type": "integer"}, "text": {"type": "string"}},
+    "required": ["title", "pages", "text"],
+}
 MIXED = (
     SamplingParams(max_tokens=40),
     SamplingParams(max_tokens=40, temperature=0.8, seed=7, top_p=0.9),
@@ -47,6 +54,17 @@ PENALISED_AND_SAMPLED = (
     replace(PENALISED[0], temperature=0.8, seed=5, top_k=20, top_p=0.95),
     replace(PENALISED[1], temperature=0.7, seed=6, top_p=0.9),
     SAMPLED[0],
+)
+HELD = (
+    SamplingParams(max_tokens=60, grammar=Grammar("json_schema", json.dumps(STORY))),
+    SamplingParams(
+        max_tokens=60,
+        grammar=Grammar("regex", "([A-Z][a-z ,]+[.] )+[a-z]+"),
+        temperature=0.8,
+        seed=4,
+        top_k=40,
+    ),
+    PENALISED[0],
 )
 
 
@@ -106,6 +124,18 @@ def test_one_launch_gives_the_tokens_of_steps_by_parts(params, monkeypatch: pyte
         launched.clear()
         assert completions("cuda", draft_tokens, "bfloat16", params) == expected, f"K={draft_tokens}"
         assert {"goes_on": True} in launched, "no step was launched before the one before it was read"
+    assert all(any(row.known_tokens for row in plan.rows) for plan in parts), "not only prompts went by parts"
+
+
+def test_grammars_give_the_tokens_of_steps_by_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In three launches, beside a row that is free."""
+    with monkeypatch.context() as patch:
+        patch.setattr(WholeStep, "takes", lambda _self, _plan: False)
+        expected = completions("cuda", 0, "bfloat16", HELD)
+    parts, by_parts = [], Engine._by_parts
+    monkeypatch.setattr(Engine, "_by_parts", lambda self, plan: parts.append(plan) or by_parts(self, plan))
+    for draft_tokens in (0, 1, 3, None):
+        assert completions("cuda", draft_tokens, "bfloat16", HELD) == expected, f"K={draft_tokens}"
     assert all(any(row.known_tokens for row in plan.rows) for plan in parts), "not only prompts went by parts"
 
 

@@ -95,13 +95,13 @@ def truth(folder):
 
 def right(service: Service, truth: dict[str, list[int]], monkeypatch) -> None:
     """Every draft at an even place of the output is what the target will say; the others are the head's own."""
-    whole = service.engine.whole
-    honest, run = whole._draft, whole._run
+    step = service.engine.whole.device_step
+    honest, begin = step._draft, step.begin
     positions = []
 
-    def run_noting_positions(layout, *rest):
+    def begin_noting_positions(layout, *rest):
         positions[:] = [layout.position_X, 1 + layout.num_drafts]
-        return run(layout, *rest)
+        return begin(layout, *rest)
 
     def drafts(slots_R, *rest):
         drafts_RK = honest(slots_R, *rest).clone()
@@ -117,8 +117,8 @@ def right(service: Service, truth: dict[str, list[int]], monkeypatch) -> None:
                     drafts_RK[line, place] = truth[row.id][at]
         return drafts_RK
 
-    monkeypatch.setattr(whole, "_draft", drafts)
-    monkeypatch.setattr(whole, "_run", run_noting_positions)
+    monkeypatch.setattr(step, "_draft", drafts)
+    monkeypatch.setattr(step, "begin", begin_noting_positions)
 
 
 def counted(monkeypatch) -> list[int]:

@@ -1,7 +1,6 @@
 """Constraints at every position by its own prefix, on a vocabulary small enough to write the rule down."""
 
 import itertools
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,34 +14,9 @@ from headlong.params import SamplingParams
 from headlong.sampling.entries import Entry
 from headlong.sampling.processors import adjust
 from headlong.sampling.sampler import Sampler
+from support.ruled import Rule, Ruled
 
 VOCAB = 11
-Rule = Callable[[list[int]], set[int] | None]
-
-
-class Ruled:
-    """A constraint that is a function of the output: the tokens allowed after it, or None for all."""
-
-    def __init__(self, rule: Rule, vocab: int = VOCAB, fails_at: int = 999) -> None:
-        self.rule, self.vocab, self.fails_at = rule, vocab, fails_at
-        self.output: list[int] = []
-        self.failure: str | None = None
-        self.asked = 0
-
-    def advance(self, tokens: Sequence[int]) -> int:
-        good = min(len(tokens), self.fails_at - len(self.output))
-        self.output += tokens[:good]
-        self.failure = None if good == len(tokens) else "out of steps"
-        return good
-
-    def masks(self, drafts: Sequence[int], first: int, count: int) -> list[bytes | None]:
-        self.asked += 1
-        masks: list[bytes | None] = []
-        for place in range(first, first + count):
-            allowed = self.rule(self.output + list(drafts[:place]))
-            bits = np.isin(np.arange(self.vocab + 5), list(allowed or ()))
-            masks.append(None if allowed is None else np.packbits(bits, bitorder="little").tobytes())
-        return masks
 
 
 def neighbours(output: list[int]) -> set[int] | None:
@@ -52,7 +26,7 @@ def neighbours(output: list[int]) -> set[int] | None:
 
 
 def constrained(number: int, params: SamplingParams, rule: Rule = neighbours):
-    return replace(request(number, params), constraint=lambda: Ruled(rule))
+    return replace(request(number, params), constraint=lambda: Ruled(rule, VOCAB))
 
 
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=1.0)
@@ -121,7 +95,7 @@ def test_the_constraint_wins_over_bans_and_biases(dtype, temperature):
 def test_settling_and_leaving():
     table = table_of([constrained(0, GREEDY), request(1, GREEDY)], VOCAB)
     assert table.settle(1, (1, 2)) == ((1, 2), None) and table.settle(2, (5,)) == ((5,), None)
-    table.constraints[1] = Ruled(neighbours, fails_at=3)
+    table.constraints[1] = Ruled(neighbours, VOCAB, fails_at=3)
     assert table.settle(1, (1, 2)) == ((1, 2), None)
     assert table.settle(1, (3, 4, 5)) == ((3,), "out of steps")
     table.clear(1)

@@ -1,31 +1,29 @@
 """A step of decoding rows as one launch: drafts, the target's pass, the verdict, its commit and the head's next carry.
 
 Nothing is read back on the way, so on a CUDA device all of it is one graph, and what comes back is one small tensor.
-The next step may be launched before that is read: where its rows are, it finds on the device. Every row feeds as many
-tokens as the one that drafts most; what a row has beyond its own depth is padding, computed and never accepted. Takes
-rows that want the best tokens or are sampled, all alike where filters are torch's operations, with penalties and biases
-or without; for others the engine goes by parts, with the same tokens.
+The next step may be launched before that is read: where its rows are, it finds on the device. Rows that a grammar holds
+take three launches, and nothing is launched before these are read. Takes rows that want the best tokens or are sampled,
+all alike where filters are torch's operations, with penalties and biases or without; for others the engine goes by
+parts, with the same tokens.
 """
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from headlong.engine.even_layout import EvenLayout, Pass
-from headlong.layers.context import Context
+from headlong.engine.constrained_step import ConstrainedStep
+from headlong.engine.device_step import DeviceStep, Shape
+from headlong.engine.even_layout import EvenLayout
+from headlong.engine.readings import Readings
 from headlong.models.decoder import DecoderModel
 from headlong.ops.graphs import Graphs
-from headlong.ops.rope.reference import LARGEST_TABLE, Angles, angles
-from headlong.ops.triton_step import MARKS, TritonStep, round_up_positions
-from headlong.sampling.processors import Alike
+from headlong.ops.triton_step import MARKS, round_up_positions
 from headlong.sampling.sampler import Sampler
 from headlong.speculate.mtp import MtpProposer
-from headlong.state.mirror import MOST_STOPS, Mirror
+from headlong.state.mirror import MOST_STOPS
 from headlong.state.state import RowState, State
 from headlong.types import Plan, Verdict
 
@@ -33,17 +31,6 @@ MAX_TOKENS = 256
 """Of a step that is one launch."""
 PADDED_TOKENS = 64
 """Up to which rows may be padded: so many tokens cost a pass about as much as one."""
-
-
-class _Shape(NamedTuple):
-    """What a recorded step depends on besides its rows and drafts."""
-
-    longest: int
-    """Positions that are reckoned with."""
-    reads: bool
-    """Whether the head reads the step."""
-    asked: Alike
-    """How tokens are chosen."""
 
 
 class Outcome(NamedTuple):
@@ -83,20 +70,13 @@ class WholeStep:
     def __init__(
         self, model: DecoderModel, state: State, sampler: Sampler, drafter: MtpProposer | None, max_len: int
     ) -> None:
-        self.model, self.state, self.sampler, self.drafter = model, state, sampler, drafter
+        self.state, self.sampler, self.drafter = state, sampler, drafter
         self._device = model.ops.device
-        from headlong.ops import triton_turn  # Triton is not everywhere
-        from headlong.ops.penalise.triton import count
-
-        self._turn, self._count = triton_turn, count
+        self.device_step = DeviceStep(model, state, sampler, drafter, max_len)
+        self._constrained = ConstrainedStep(self.device_step, sampler.table.constraints, self._device)
         self._graphs = Graphs(self._device)
-        self._readings = _Readings()
+        self._readings = Readings()
         self._layouts: dict[tuple[int, int], EvenLayout] = {}
-        longest = round_up_positions(max_len + state.max_drafts)
-        self._mirror = Mirror(state.slots.size, -(-longest // state.page_size), self._device)
-        # A table that grew would leave recorded steps behind with the old one.
-        nowhere = torch.zeros(1, dtype=torch.long, device=self._device)
-        angles(nowhere, model.rotary, model.ops.activation_dtype, min(longest, LARGEST_TABLE) - 1)
 
     def takes(self, plan: Plan) -> bool:
         """Whether the step can be taken so."""
@@ -106,7 +86,7 @@ class WholeStep:
         if num_tokens > PADDED_TOKENS and any(row.num_drafts < drafts for row in plan.rows):
             return False
         for row in plan.rows:
-            if not row.samples or row.known_tokens or row.request.params.asks_host:
+            if not row.samples or row.known_tokens or row.request.params.logprobs is not None:
                 return False
         return self.sampler.alike(row.slot for row in plan.rows) is not None
 
@@ -114,6 +94,8 @@ class WholeStep:
         """Whether this step can be launched before the other is read: the head must lack nothing that only then is
         known, and the device know by itself which rows have ended."""
         if any(len(row.request.stop_ids) > MOST_STOPS for row in plan.rows) or not self.takes(plan):
+            return False
+        if any(row.slot in self.sampler.table.constraints for row in plan.rows):
             return False
         return self.drafter is None or launch.reads or not self.drafter.reads(plan)
 
@@ -125,16 +107,22 @@ class WholeStep:
         late = time.perf_counter() - began
         layout = self._layout(len(rows), drafts)
         held = tuple(self.state.rows[row.request.id] for row in rows)
-        self._mirror.update(zip(held, [row.request.stop_ids for row in rows], strict=True))
+        self.device_step.mirror.update(zip(held, [row.request.stop_ids for row in rows], strict=True))
         asked = self.sampler.alike(row.slot for row in rows)
         assert asked is not None, "it was asked whether it takes such rows"
         if asked.penalised and not goes_on:  # the step under way counts by itself
             self.sampler.table.tally.update(row.slot for row in rows)
         longest = round_up_positions(max(row.start for row in rows) + 1 + drafts)
-        shape = _Shape(longest, reads, asked)
+        shape = Shape(longest, reads, asked)
         given_R4 = layout.given(rows, go_on=goes_on)
-        found_X, hidden_ND = self._graphs((drafts, shape), partial(self._run, layout, shape), [given_R4])
-        is_usual = self._graphs.is_usual
+        if asked.constrained:
+            found_X, hidden_ND = self._constrained(layout, shape, given_R4, rows)
+            is_usual = self._constrained.is_usual
+        else:
+            found_X, hidden_ND = self._graphs(
+                (drafts, shape), lambda at: self.device_step.all(layout, shape, at[0]), [given_R4]
+            )
+            is_usual = self._graphs.is_usual
         found_X, ready = self._readings.bring(found_X)
         # What holds it on the device is written again by the next step.
         kept_ND = hidden_ND.clone() if self.state.head or (drafter is not None and not reads) else None
@@ -178,90 +166,11 @@ class WholeStep:
             if rows.get(row.request.id) is held
         ]
 
-    def _run(self, layout: EvenLayout, shape: _Shape, given: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """What comes back (tokens, whether they are numbers, how many drafts stand, drafts, moments), and hidden
-        states."""
-        (given_R4,), turn, asked = given, self._turn, shape.asked
-        model, state, mirror, drafts = self.model, self.state, self._mirror, layout.num_drafts
-        num_rows, num_tokens = layout.num_rows, layout.num_rows * (1 + drafts)
-        size = 2 * num_tokens + num_rows * (1 + drafts) + MARKS
-        found_X = torch.empty(size, dtype=torch.long, device=self._device)
-        times = found_X[-MARKS:]
-        slots_R, pages_RP = turn.begin(
-            given_R4, mirror.place_S2, mirror.pages_SP, layout.table_PR6, layout.position_X,
-            -(-shape.longest // state.page_size), drafts, times,
-        )  # fmt: skip
-        rotation, passes = self._rotation(layout.position_X, shape.longest), layout.passes()
-        target, *ahead = [self._context(part, rotation, pages_RP, shape.longest) for part in passes]
-        after_N = None if asked.kind is None else passes[0].position_N.long() + 1
-        drafts_RK = slots_R.new_empty(num_rows, 0)
-        if drafts:
-            drafts_RK = self._draft(slots_R, ahead, after_N, asked)
-        tokens_N = turn.feed(slots_R, state.last_token_S, drafts_RK, times)
-        hidden_ND = model.forward(tokens_N, target, state.layers)
-        logits_NV = model.logits(hidden_ND)
-        chosen_N = self.sampler.choose_alike(logits_NV, slots_R, after_N, drafts_RK, asked)
-        chosen_N = self._chosen(chosen_N, drafts_RK)
-        settled_R = turn.settle(
-            given_R4, layout.position_X, slots_R, chosen_N, drafts_RK, logits_NV,
-            mirror.stops_SM, state.last_token_S, mirror.place_S2, found_X, times,
-        )  # fmt: skip
-        if asked.penalised:
-            self._count(settled_R, slots_R, chosen_N, self.sampler.table.tally.counts_SV)
-        if shape.reads:
-            # Past the accepted drafts this pairs with tokens that will not stand; those places are rewritten before
-            # anything reads them.
-            assert self.drafter is not None
-            alone = Context(target.angles, target.attention)
-            out_ND = self.drafter.head.forward(model.embed(chosen_N), hidden_ND, alone, state.layers)
-            turn.carry(out_ND, settled_R, slots_R, state.carry_SD, times)
-        return found_X, hidden_ND
-
-    def _chosen(self, chosen_N: Tensor, drafts_RK: Tensor) -> Tensor:  # noqa: ARG002
-        """The target's tokens; benchmarks change them, to have drafts stand as they wish."""
-        return chosen_N
-
     def _layout(self, num_rows: int, num_drafts: int) -> EvenLayout:
         key = num_rows, num_drafts
         if key not in self._layouts:
             self._layouts[key] = EvenLayout(num_rows, num_drafts, self._device)
         return self._layouts[key]
-
-    def _draft(self, slots_R: Tensor, ahead: list[Context], after_N: Tensor | None, asked: Alike) -> Tensor:
-        """[R, K] from the carry on; rows that are sampled share the target's noise at each position, and those that are
-        penalised or biased are so here."""
-        assert self.drafter is not None
-        head, vocabulary = self.drafter.head, self.drafter.vocabulary
-        hidden_RD, drafts = self.state.carry_SD[slots_R], []
-        before_RK = slots_R.new_empty(len(slots_R), 0)
-        for place in range(1 + len(ahead)):
-            if place:
-                embedding_RD = self.model.embed(drafts[-1])
-                hidden_RD = head.forward(embedding_RD, hidden_RD, ahead[place - 1], self.state.layers)
-            if asked.kind is None and not asked.changes:
-                drafts.append(vocabulary.best(hidden_RD))
-                continue
-            if place and asked.changes:
-                before_RK = torch.stack(drafts, dim=1)
-            whole_RV = vocabulary.whole(vocabulary.logits(hidden_RD))
-            after_R = None if after_N is None else after_N.view(len(slots_R), -1)[:, place]
-            drafts.append(self.sampler.choose_alike(whole_RV, slots_R, after_R, before_RK, asked))
-        return torch.stack(drafts, dim=1)
-
-    def _rotation(self, position_X: Tensor, longest: int) -> Angles:
-        rotary, dtype = self.model.rotary, self.model.ops.activation_dtype
-        if longest > LARGEST_TABLE:
-            return angles(position_X, rotary, dtype, longest - 1)
-        table = rotary.tables[dtype]
-        cos, sin = self._turn.look_up(position_X, table.cos, table.sin)
-        return replace(table, cos=cos, sin=sin)
-
-    def _context(self, part: Pass, rotation: Angles, pages_RP: Tensor, longest: int) -> Context:
-        each = len(part.row_N) // len(pages_RP)
-        step = TritonStep(
-            part.table_R6, part.row_N, part.position_N, pages_RP, self.state.page_size, each, longest
-        )
-        return Context(rotation.picked(part.tokens), step, step)
 
     def _keep(self, launch: Launch, plan: Plan, numbers: list[int], verdict: Verdict) -> None:
         hidden_ND, each = launch.hidden_ND, 1 + launch.plan.num_drafts
@@ -273,30 +182,6 @@ class WholeStep:
         self.state.keep(plan, verdict.accepted, hidden_ND)
         if self.drafter is not None and not launch.reads and hidden_ND is not None:
             self.drafter.put_off(plan, hidden_ND, verdict)
-
-
-class _Readings:
-    """What steps found, on its way to the host. Two may be under way at once."""
-
-    def __init__(self) -> None:
-        self._places: dict[int, list[tuple[Tensor, torch.cuda.Event]]] = {}
-        self._turn = 0
-
-    def bring(self, found_X: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-        """The same on the host, and when it is there; the next but one is brought to the same place."""
-        if found_X.device.type != "cuda":
-            return found_X, None
-        places = self._places.get(len(found_X))
-        if places is None:
-            places = self._places[len(found_X)] = [
-                (torch.empty(found_X.shape, dtype=found_X.dtype, pin_memory=True), torch.cuda.Event())
-                for _ in range(2)
-            ]
-        self._turn = 1 - self._turn
-        here, ready = places[self._turn]
-        here.copy_(found_X, non_blocking=True)
-        ready.record()
-        return here, ready
 
 
 def _verdict(plan: Plan, numbers: list[int], found: list[int]) -> Verdict:

@@ -51,6 +51,22 @@ def collect(
     return Allowed(torch.tensor(index, device=device), torch.from_numpy(bits).view(torch.bool).to(device))
 
 
+def packed(masks: Sequence[bytes | None], vocab_size: int) -> Tensor:
+    """A bit for each token, on the host; all of them where everything may stand."""
+    size = -(-vocab_size // 8)
+    bits_MB = np.full((len(masks), size), 255, dtype=np.uint8)
+    for line, mask in zip(bits_MB, masks, strict=True):
+        if mask is not None:
+            line[:] = np.frombuffer(mask, dtype=np.uint8, count=size)
+    return torch.from_numpy(bits_MB)
+
+
+def unpacked(bits_MB: Tensor, vocab_size: int) -> Tensor:
+    """True for each token that may stand."""
+    place_8 = torch.arange(8, dtype=torch.uint8, device=bits_MB.device)
+    return (bits_MB[:, :, None] >> place_8 & 1).bool().flatten(1)[:, :vocab_size]
+
+
 def constrain(logits_MV: Tensor, mask_MV: Tensor) -> Tensor:
     """-inf for what is not allowed. Where bans and biases left nothing that is, all that is becomes equal."""
     kept = logits_MV.masked_fill(~mask_MV, -torch.inf)

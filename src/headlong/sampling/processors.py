@@ -47,6 +47,8 @@ class Alike(NamedTuple):
     """Whether any of them is."""
     biased: bool
     """Whether any of them is."""
+    constrained: bool = False
+    """Whether a grammar says what some of them may take: the host has to be asked for that, and for nothing else."""
 
     @property
     def changes(self) -> bool:

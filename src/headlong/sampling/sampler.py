@@ -8,6 +8,7 @@ from torch import Tensor
 from headlong.ops.best.reference import best
 from headlong.params import SamplingParams
 from headlong.sampling import noise
+from headlong.sampling.constraints import constrain, unpacked
 from headlong.sampling.entries import Entries
 from headlong.sampling.noise import Key
 from headlong.sampling.processors import ANY, Alike, FilterKind, adjust, shape, shape_all
@@ -51,16 +52,18 @@ class Sampler:
         return True
 
     def alike(self, slots: Iterable[int]) -> Alike | None:
-        """What rows in these slots ask for, if their tokens can be chosen without the host: they all want the best
-        ones, or are all sampled by the same filters, or some do and others are, by any, where there is an op for all
-        filters; and where logits are changed there is an op for that. `choose_alike` then gives their tokens."""
+        """What rows in these slots ask for, if their tokens can be chosen without the host, but for what grammars
+        allow: they all want the best ones, or are all sampled by the same filters, or some do and others are, by any,
+        where there is an op for all filters; and where logits are changed there is an op for that. `choose_alike` then
+        gives their tokens."""
         kinds: set[FilterKind] = set()
-        greedy = penalised = biased = False
+        greedy = penalised = biased = constrained = False
         for slot in slots:
             request = self.table.requests[slot]
-            if request is None or not request.params.free or slot in self.table.constraints:
+            if request is None or not request.params.free:
                 return None
             params = request.params
+            constrained = constrained or slot in self.table.constraints
             penalised, biased = penalised or params.penalised, biased or params.biased
             greedy = greedy or params.greedy
             if not params.greedy:
@@ -69,16 +72,25 @@ class Sampler:
             return None
         if (penalised or biased) and self._penalise is None:
             return None
-        return Alike(kinds.pop() if kinds else None, greedy, penalised, biased)
+        return Alike(kinds.pop() if kinds else None, greedy, penalised, biased, constrained)
 
     def choose_alike(
-        self, logits_NV: Tensor, slots_R: Tensor, positions_N: Tensor | None, drafts_RK: Tensor, asked: Alike
+        self,
+        logits_NV: Tensor,
+        slots_R: Tensor,
+        positions_N: Tensor | None,
+        drafts_RK: Tensor,
+        asked: Alike,
+        bits_NB: Tensor | None = None,
     ) -> Tensor:
         """`choose` for such rows, with as many logits for each; asks the host for nothing. The last of a row's stand
         after all its drafts, each of the others after one less; where nothing is changed, nobody asks for drafts, and
-        for positions only where tokens are sampled. What penalised rows have seen is up to date in the tally."""
+        for positions only where tokens are sampled. What penalised rows have seen is up to date in the tally.
+        `bits_NB` say which tokens are allowed, if not all are."""
         if asked.changes:
             logits_NV = self._changed(logits_NV, slots_R, drafts_RK, asked)
+        if bits_NB is not None:
+            logits_NV = constrain(logits_NV, unpacked(bits_NB, logits_NV.shape[1]))
         if asked.kind is None:
             return self.best(logits_NV)
         assert positions_N is not None, "noise depends on the position"

@@ -32,7 +32,7 @@ steps teach nothing of it."""
 
 class Wish(NamedTuple):
     """What a decoding row may draft: at most `limit`, and no less if it is not `adaptive`. Drafts of rows that are
-    `sampled` cost more, and those of rows that stand `apart`: where steps are one launch, theirs go by parts."""
+    `sampled` cost more, and those of rows that stand `apart`: their steps are not one launch where others' are."""
 
     limit: int
     adaptive: bool

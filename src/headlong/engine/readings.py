@@ -1,0 +1,28 @@
+"""What steps found, on its way to the host."""
+
+import torch
+from torch import Tensor
+
+
+class Readings:
+    """Two may be under way at once."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, list[tuple[Tensor, torch.cuda.Event]]] = {}
+        self._turn = 0
+
+    def bring(self, found_X: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+        """The same on the host, and when it is there; the next but one is brought to the same place."""
+        if found_X.device.type != "cuda":
+            return found_X, None
+        places = self._places.get(len(found_X))
+        if places is None:
+            places = self._places[len(found_X)] = [
+                (torch.empty(found_X.shape, dtype=found_X.dtype, pin_memory=True), torch.cuda.Event())
+                for _ in range(2)
+            ]
+        self._turn = 1 - self._turn
+        here, ready = places[self._turn]
+        here.copy_(found_X, non_blocking=True)
+        ready.record()
+        return here, ready
