@@ -36,10 +36,8 @@ class ConstrainedStep:
     ) -> tuple[Tensor, Tensor]:
         """What comes back, and hidden states."""
         step, key, drafts = self._step, (layout.num_drafts, shape), layout.num_drafts
-        first_RB = self._allowed(rows, [[]] * len(rows), each=1)
-        begun = Begun(
-            *self._begin(key, lambda at: step.begin(layout, shape, at[0], at[1])[0], [given_R4, first_RB])
-        )
+        firsts = [self._allowed(rows, [[]] * len(rows), each=1)] if drafts else []
+        begun = Begun(*self._begin(key, lambda at: step.begin(layout, shape, *at)[0], [given_R4, *firsts]))
         drafts_X, ready = self._readings.bring(begun.drafts_RK.flatten())
         hidden_ND, logits_NV = self._verify(
             key,
@@ -49,7 +47,7 @@ class ConstrainedStep:
         if ready is not None:
             ready.synchronize()
         drafted = drafts_X.view(len(rows), drafts).tolist()
-        bits_NB = self._allowed(rows, drafted, each=1 + drafts) if drafts else first_RB
+        bits_NB = self._allowed(rows, drafted, each=1 + drafts)
 
         def settle(at: Sequence[Tensor]) -> Sequence[Tensor]:
             given_R4, bits_NB, hidden_ND, logits_NV, *rest = at
