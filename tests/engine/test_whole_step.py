@@ -257,13 +257,49 @@ def test_penalised_rows_by_parts_where_the_device_has_other_bits(service_of, mon
     assert len(plans) == 3 and not launches
 
 
+@pytest.mark.parametrize("depths", [(0, 0), (3, 1)], ids=["plain", "drafted"])
+def test_log_probabilities_are_those_of_steps_by_parts(service_of, truth, monkeypatch, depths):
+    """Of rows that ask; no step is launched ahead meanwhile."""
+    service, found = service_of(), []
+    plans, launches = going_by_parts(service, monkeypatch)
+    for by_parts in (True, False):
+        with monkeypatch.context() as patch:
+            if by_parts:
+                patch.setattr(WholeStep, "takes", lambda _self, _plan: False)
+            else:
+                right(service, truth, patch)
+            told, other = requests_of(service, (0, 0) if by_parts else depths)
+            told = replace(told, params=replace(told.params, logprobs=3))
+            plans.clear()
+            found.append(told_of(service, [told, replace(other, params=replace(other.params, max_tokens=9))]))
+    expected, ours = found
+    asked, silent = expected.values()
+    assert len(asked) == 7 and silent == [] and ours == expected
+    assert all(any(row.known_tokens for row in plan.rows) for plan in plans), "not only prompts went by parts"
+    assert len(launches) >= 2
+
+
+def told_of(service: Service, requests) -> dict[str, list]:
+    """Log-probabilities by row, and where they are told the tokens are those that were emitted."""
+    for request in requests:
+        service.engine.add(request)
+    found = {request.id: [] for request in requests}
+    while service.engine.has_work:
+        for row in service.engine.step().rows:
+            told = row.logprobs
+            assert not told or [each.token_id for each in told] == list(row.token_ids)
+            found[row.request.id].extend(told)
+    return found
+
+
 @pytest.mark.parametrize(
     "asked", [{"logprobs": 1}, {"min_tokens": 2}, {}], ids=["logprobs", "min_tokens", "nothing"]
 )
-def test_what_rows_cost_that_go_by_parts_is_learned_apart(service_of, monkeypatch, asked):
+def test_what_rows_cost_that_ask_the_host_is_learned_apart(service_of, monkeypatch, asked):
     service = service_of()
     plans, launches = going_by_parts(service, monkeypatch)
     (request, *_) = requests_of(service, (None, None), **asked)
     outputs(service, [replace(request, params=replace(request.params, max_tokens=4))])
-    assert service.engine.depths._kind.apart == bool(asked) == (not launches)
-    assert len(plans) > 1 or not asked
+    assert service.engine.depths._kind.apart == bool(asked)
+    assert (len(plans) > 1) == (not launches) == ("min_tokens" in asked)
+    assert asked or {"goes_on": True} in launches

@@ -39,23 +39,26 @@ class ConstrainedStep:
         firsts = [self._allowed(rows, [[]] * len(rows), each=1)] if drafts else []
         begun = Begun(*self._begin(key, lambda at: step.begin(layout, shape, *at)[0], [given_R4, *firsts]))
         drafts_X, ready = self._readings.bring(begun.drafts_RK.flatten())
-        hidden_ND, logits_NV = self._verify(
-            key,
-            lambda at: step.verify(at[0], step.contexts(layout, shape, at[1])[0]),
-            [begun.tokens_N, begun.pages_RP],
-        )
+
+        def verify(at: Sequence[Tensor]) -> Sequence[Tensor]:
+            tokens_N, pages_RP = at
+            hidden_ND, logits_NV = step.verify(tokens_N, step.contexts(layout, shape, pages_RP)[0])
+            step.keep(logits_NV)
+            return (hidden_ND,)
+
+        (hidden_ND,) = self._verify(key, verify, [begun.tokens_N, begun.pages_RP])
         if ready is not None:
             ready.synchronize()
         drafted = drafts_X.view(len(rows), drafts).tolist()
         bits_NB = self._allowed(rows, drafted, each=1 + drafts)
 
         def settle(at: Sequence[Tensor]) -> Sequence[Tensor]:
-            given_R4, bits_NB, hidden_ND, logits_NV, *rest = at
+            given_R4, bits_NB, hidden_ND, *rest = at
             begun = Begun(*rest)
-            context = step.contexts(layout, shape, begun.pages_RP)[0]
+            context, logits_NV = step.contexts(layout, shape, begun.pages_RP)[0], step.kept(len(bits_NB))
             return (step.settle(layout, shape, given_R4, begun, context, hidden_ND, logits_NV, bits_NB),)
 
-        (found_X,) = self._settle(key, settle, [given_R4, bits_NB, hidden_ND, logits_NV, *begun])
+        (found_X,) = self._settle(key, settle, [given_R4, bits_NB, hidden_ND, *begun])
         return found_X, hidden_ND
 
     def _allowed(self, rows: Sequence[RowPlan], drafted: Sequence[list[int]], *, each: int) -> Tensor:

@@ -25,6 +25,9 @@ from headlong.speculate.mtp import MtpProposer
 from headlong.state.mirror import Mirror
 from headlong.state.state import State
 
+MAX_TOKENS = 256
+"""Of a step."""
+
 
 class Shape(NamedTuple):
     """What a recorded step depends on besides its rows and drafts."""
@@ -35,6 +38,8 @@ class Shape(NamedTuple):
     """Whether the head reads the step."""
     asked: Alike
     """How tokens are chosen."""
+    tells: bool = False
+    """Whether logits are asked for afterwards."""
 
 
 class Begun(NamedTuple):
@@ -65,6 +70,7 @@ class DeviceStep:
         self.mirror = Mirror(state.slots.size, -(-longest // state.page_size), self._device)
         self.chosen: Callable[[Tensor, Tensor], Tensor] = lambda chosen_N, _drafts_RK: chosen_N
         """The target's tokens; benchmarks change them, to have drafts stand as they wish."""
+        self._kept_TV: Tensor | None = None
         # A table that grew would leave recorded steps behind with the old one.
         nowhere = torch.zeros(1, dtype=torch.long, device=self._device)
         angles(nowhere, model.rotary, model.ops.activation_dtype, min(longest, LARGEST_TABLE) - 1)
@@ -73,6 +79,8 @@ class DeviceStep:
         """The whole step: what comes back, and hidden states."""
         begun, contexts = self.begin(layout, shape, given_R4)
         hidden_ND, logits_NV = self.verify(begun.tokens_N, contexts[0])
+        if shape.tells:
+            self.keep(logits_NV)
         return self.settle(layout, shape, given_R4, begun, contexts[0], hidden_ND, logits_NV), hidden_ND
 
     def begin(
@@ -99,6 +107,18 @@ class DeviceStep:
         """Hidden states and logits."""
         hidden_ND = self.model.forward(tokens_N, context, self.state.layers)
         return hidden_ND, self.model.logits(hidden_ND)
+
+    def keep(self, logits_NV: Tensor) -> None:
+        """For `kept`, until the next step that keeps its own."""
+        if self._kept_TV is None:
+            most = min(MAX_TOKENS, self.state.slots.size * (1 + self.state.max_drafts))
+            self._kept_TV = logits_NV.new_empty(most, logits_NV.shape[1])
+        self.kept(len(logits_NV)).copy_(logits_NV)
+
+    def kept(self, num_tokens: int) -> Tensor:
+        """Logits of a step of so many tokens. All have one place: recordings would else hold one each."""
+        assert self._kept_TV is not None, "nothing was kept"
+        return self._kept_TV[:num_tokens]
 
     def settle(
         self,

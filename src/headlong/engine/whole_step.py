@@ -1,10 +1,10 @@
 """A step of decoding rows as one launch: drafts, the target's pass, the verdict, its commit and the head's next carry.
 
 Nothing is read back on the way, so on a CUDA device all of it is one graph, and what comes back is one small tensor.
-The next step may be launched before that is read: where its rows are, it finds on the device. Rows that a grammar holds
-take three launches, and nothing is launched before these are read. Takes rows that want the best tokens or are sampled,
-all alike where filters are torch's operations, with penalties and biases or without; for others the engine goes by
-parts, with the same tokens.
+The next step may be launched before that is read: where its rows are, it finds on the device. But not where rows want
+log-probabilities, which are reckoned from the step's logits, nor where a grammar holds them: these take three launches.
+Takes rows that want the best tokens or are sampled, all alike where filters are torch's operations, with penalties and
+biases or without; for others the engine goes by parts, with the same tokens.
 """
 
 import time
@@ -15,20 +15,19 @@ import torch
 from torch import Tensor
 
 from headlong.engine.constrained_step import ConstrainedStep
-from headlong.engine.device_step import DeviceStep, Shape
+from headlong.engine.device_step import MAX_TOKENS, DeviceStep, Shape
 from headlong.engine.even_layout import EvenLayout
 from headlong.engine.readings import Readings
 from headlong.models.decoder import DecoderModel
 from headlong.ops.graphs import Graphs
 from headlong.ops.triton_step import MARKS, round_up_positions
+from headlong.sampling.entries import Entries, Entry
 from headlong.sampling.sampler import Sampler
 from headlong.speculate.mtp import MtpProposer
 from headlong.state.mirror import MOST_STOPS
 from headlong.state.state import RowState, State
-from headlong.types import Plan, Verdict
+from headlong.types import Plan, TokenLogprobs, Verdict
 
-MAX_TOKENS = 256
-"""Of a step that is one launch."""
 PADDED_TOKENS = 64
 """Up to which rows may be padded: so many tokens cost a pass about as much as one."""
 
@@ -54,6 +53,8 @@ class Launch:
     reads: bool
     hidden_ND: Tensor | None
     """Where somebody will want it."""
+    logits_NV: Tensor | None
+    """Where log-probabilities are asked for; until the next step."""
     found_X: Tensor
     """On the host, once it is `ready`."""
     ready: torch.cuda.Event | None
@@ -86,7 +87,7 @@ class WholeStep:
         if num_tokens > PADDED_TOKENS and any(row.num_drafts < drafts for row in plan.rows):
             return False
         for row in plan.rows:
-            if not row.samples or row.known_tokens or row.request.params.logprobs is not None:
+            if not row.samples or row.known_tokens:
                 return False
         return self.sampler.alike(row.slot for row in plan.rows) is not None
 
@@ -95,7 +96,7 @@ class WholeStep:
         known, and the device know by itself which rows have ended."""
         if any(len(row.request.stop_ids) > MOST_STOPS for row in plan.rows) or not self.takes(plan):
             return False
-        if any(row.slot in self.sampler.table.constraints for row in plan.rows):
+        if any(row.request.params.asks_host for row in plan.rows):
             return False
         return self.drafter is None or launch.reads or not self.drafter.reads(plan)
 
@@ -113,7 +114,8 @@ class WholeStep:
         if asked.penalised and not goes_on:  # the step under way counts by itself
             self.sampler.table.tally.update(row.slot for row in rows)
         longest = round_up_positions(max(row.start for row in rows) + 1 + drafts)
-        shape = Shape(longest, reads, asked)
+        tells = any(row.request.params.logprobs is not None for row in rows)
+        shape = Shape(longest, reads, asked, tells)
         given_R4 = layout.given(rows, go_on=goes_on)
         if asked.constrained:
             found_X, hidden_ND = self._constrained(layout, shape, given_R4, rows)
@@ -126,7 +128,8 @@ class WholeStep:
         found_X, ready = self._readings.bring(found_X)
         # What holds it on the device is written again by the next step.
         kept_ND = hidden_ND.clone() if self.state.head or (drafter is not None and not reads) else None
-        return Launch(plan, held, reads, kept_ND, found_X, ready, late, is_usual, goes_on)
+        logits_NV = self.device_step.kept(len(rows) * (1 + drafts)) if tells else None
+        return Launch(plan, held, reads, kept_ND, logits_NV, found_X, ready, late, is_usual, goes_on)
 
     def is_awaited(self, launch: Launch) -> bool:
         """Whether any of its rows is still there."""
@@ -148,7 +151,9 @@ class WholeStep:
                 for row, own in zip(rows, held, strict=True)
             ]
         plan = Plan(tuple(rows), max(row.num_drafts for row in rows))
-        verdict = _verdict(launch.plan, numbers, found)
+        verdict = replace(
+            _verdict(launch.plan, numbers, found), logprobs=self._logprobs(launch, numbers, found)
+        )
         self._keep(launch, plan, numbers, verdict)
         for row, tokens in zip(plan.rows, verdict.tokens, strict=True):
             if row.request.params.penalised:
@@ -165,6 +170,26 @@ class WholeStep:
             for number, (row, held) in enumerate(zip(launch.plan.rows, launch.held, strict=True))
             if rows.get(row.request.id) is held
         ]
+
+    def _logprobs(
+        self, launch: Launch, numbers: list[int], found: list[int]
+    ) -> tuple[tuple[TokenLogprobs, ...], ...]:
+        """Of the tokens that stand, for each of these rows that asked."""
+        rows, each, told = launch.plan.rows, 1 + launch.plan.num_drafts, {}
+        wanted = [n for n in numbers if rows[n].request.params.logprobs is not None]
+        if wanted:
+            assert launch.logits_NV is not None
+            places = [n * each + place for n in wanted for place in range(each)]
+            tokens_L = torch.tensor([found[place] for place in places], device=self._device)
+            logits_LV = launch.logits_NV[torch.tensor(places, device=self._device)]
+            entries = [Entry(rows[n].slot, 0, 0, 0, each) for n in wanted]
+            by_entry = self.sampler.logprobs(logits_LV, tokens_L, Entries(entries, self.sampler.table, None))
+            told = {place: by_entry[entry] for entry, place in enumerate(places)}
+        size = len(rows) * each
+        return tuple(
+            tuple(told[n * each + place] for place in range(1 + found[2 * size + n])) if n in wanted else ()
+            for n in numbers
+        )
 
     def _layout(self, num_rows: int, num_drafts: int) -> EvenLayout:
         key = num_rows, num_drafts
@@ -202,6 +227,6 @@ def _verdict(plan: Plan, numbers: list[int], found: list[int]) -> Verdict:
         accepted=accepted,
         tokens=tuple(emitted),
         rejected=tuple(rejected),
-        logprobs=((),) * len(numbers),
+        logprobs=(),
         poisoned=tuple(poisoned),
     )
