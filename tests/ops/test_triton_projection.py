@@ -63,10 +63,12 @@ def test_blocks_of_scales_stay_where_whole_ones_are_left_out():
     assert TritonLinear([weight], torch.arange(64, 512)).matrices[0].kind.rows == 1
 
 
-def test_floats_in_order_are_not_copied():
+def test_parts_of_floats_do_not_hold_the_others():
+    """A whole weight in order stays where it is; a view of a part would keep all of it in memory."""
     weight = weight_of("bfloat16", (OUTS, INS))
-    (matrix,) = TritonLinear([weight], torch.arange(32, 96)).matrices
-    assert matrix.codes.data_ptr() == weight[32:].data_ptr()
+    (whole,), (part,) = (TritonLinear([weight], torch.arange(n)).matrices for n in (OUTS, 96))
+    assert whole.codes.data_ptr() == weight.data_ptr()
+    assert part.codes.untyped_storage().nbytes() == part.codes.nbytes
 
 
 @pytest.mark.parametrize("biased", [False, True])

@@ -28,6 +28,8 @@ from headlong.state.mirror import MOST_STOPS
 from headlong.state.state import RowState, State
 from headlong.types import Plan, TokenLogprobs, Verdict
 
+Logprobs = tuple[tuple[TokenLogprobs, ...], ...]
+"""By row and token."""
 PADDED_TOKENS = 64
 """Up to which rows may be padded: so many tokens cost a pass about as much as one."""
 
@@ -151,9 +153,7 @@ class WholeStep:
                 for row, own in zip(rows, held, strict=True)
             ]
         plan = Plan(tuple(rows), max(row.num_drafts for row in rows))
-        verdict = replace(
-            _verdict(launch.plan, numbers, found), logprobs=self._logprobs(launch, numbers, found)
-        )
+        verdict = _verdict(launch.plan, numbers, found, self._logprobs(launch, numbers, found))
         self._keep(launch, plan, numbers, verdict)
         for row, tokens in zip(plan.rows, verdict.tokens, strict=True):
             if row.request.params.penalised:
@@ -171,9 +171,7 @@ class WholeStep:
             if rows.get(row.request.id) is held
         ]
 
-    def _logprobs(
-        self, launch: Launch, numbers: list[int], found: list[int]
-    ) -> tuple[tuple[TokenLogprobs, ...], ...]:
+    def _logprobs(self, launch: Launch, numbers: list[int], found: list[int]) -> Logprobs:
         """Of the tokens that stand, for each of these rows that asked."""
         rows, each, told = launch.plan.rows, 1 + launch.plan.num_drafts, {}
         wanted = [n for n in numbers if rows[n].request.params.logprobs is not None]
@@ -209,7 +207,7 @@ class WholeStep:
             self.drafter.put_off(plan, hidden_ND, verdict)
 
 
-def _verdict(plan: Plan, numbers: list[int], found: list[int]) -> Verdict:
+def _verdict(plan: Plan, numbers: list[int], found: list[int], logprobs: Logprobs) -> Verdict:
     """Of these rows of the plan."""
     num_rows, drafts, each = len(plan.rows), plan.num_drafts, 1 + plan.num_drafts
     size = num_rows * each
@@ -227,6 +225,6 @@ def _verdict(plan: Plan, numbers: list[int], found: list[int]) -> Verdict:
         accepted=accepted,
         tokens=tuple(emitted),
         rejected=tuple(rejected),
-        logprobs=(),
+        logprobs=logprobs,
         poisoned=tuple(poisoned),
     )

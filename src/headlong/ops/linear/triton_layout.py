@@ -166,10 +166,9 @@ def _lay_out(
     ins = shape_of(weights[0])[1]
     if not all(_keeps_blocks(place_R, kind.rows) for place_R in places):
         kind = kind._replace(rows=1)
-    first = int((places[0] == 0).int().argmax())
-    in_order = len(weights) == 1 and torch.equal(places[0][first : first + outs], torch.arange(outs))
+    in_order = len(weights) == 1 and torch.equal(places[0], torch.arange(outs))
     as_is = in_order and kind.code == FLOAT
-    sample = rows_of(weights[0], kind, first, first + outs) if as_is else rows_of(weights[0], kind, 0, 1)
+    sample = rows_of(weights[0], kind, 0, outs if as_is else 1)
     codes = sample.codes_RC.contiguous()
     if not as_is:
         codes = codes.new_zeros(_codes_shape(kind, outs, ins), dtype=kind.stored)
