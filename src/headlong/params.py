@@ -135,12 +135,13 @@ class SamplingParams:
     @property
     def plain(self) -> bool:
         """Greedy, and nothing is done to the logits before."""
-        return self.greedy and self.free and not self.penalised and not self.biased and self.grammar is None
+        changed = self.penalised or self.biased or self.min_tokens or self.grammar is not None
+        return self.greedy and not changed
 
     @property
     def free(self) -> bool:
-        """The target's own token in any case, and no minimum length has a say in it."""
-        return (self.greedy or self.verify == "coupled") and not self.min_tokens
+        """The target's own token in any case."""
+        return self.greedy or self.verify == "coupled"
 
     @property
     def asks_host(self) -> bool:

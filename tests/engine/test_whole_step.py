@@ -292,14 +292,48 @@ def told_of(service: Service, requests) -> dict[str, list]:
     return found
 
 
-@pytest.mark.parametrize(
-    "asked", [{"logprobs": 1}, {"min_tokens": 2}, {}], ids=["logprobs", "min_tokens", "nothing"]
-)
+ASKED = {"logprobs": {"logprobs": 1}, "ratio": {"temperature": 0.8, "verify": "ratio"}, "nothing": {}}
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
 def test_what_rows_cost_that_ask_the_host_is_learned_apart(service_of, monkeypatch, asked):
     service = service_of()
     plans, launches = going_by_parts(service, monkeypatch)
     (request, *_) = requests_of(service, (None, None), **asked)
     outputs(service, [replace(request, params=replace(request.params, max_tokens=4))])
     assert service.engine.depths._kind.apart == bool(asked)
-    assert (len(plans) > 1) == (not launches) == ("min_tokens" in asked)
+    assert (len(plans) > 1) == (not launches) == ("verify" in asked)
     assert asked or {"goes_on": True} in launches
+
+
+@pytest.mark.parametrize("choice", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_minimum_lengths_in_one_launch(service_of, monkeypatch, choice):
+    """Every token would end the row but two; until it may end it says these alone."""
+    service = service_of()
+
+    def requests(depth):
+        first, other = requests_of(service, (depth, 1), **choice)
+        ends = frozenset(range(97)) - {11, 12}
+        params = replace(first.params, min_tokens=4, ignore_eos=False)
+        return [replace(first, params=params, stop_ids=ends), other]
+
+    def ended() -> dict[str, list[int]]:
+        found = {}
+        while service.engine.has_work:
+            for row in service.engine.step().rows:
+                found.setdefault(row.request.id, []).extend(row.token_ids)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WholeStep, "takes", lambda _self, _plan: False)
+        for request in requests(0):
+            service.engine.add(request)
+        expected = ended()
+    held, _ = expected.values()
+    assert len(held) >= 4 and set(held[:4]) <= {11, 12}
+    plans, launches = going_by_parts(service, monkeypatch)
+    right(service, expected, monkeypatch)
+    for request in requests(2):
+        service.engine.add(request)
+    assert ended() == expected
+    assert all(any(row.known_tokens for row in plan.rows) for plan in plans) and launches

@@ -11,6 +11,7 @@ from test_triton_linear import DEVICE, in_pieces, tokens, weight_of
 from headlong.ops.delta_net.triton import TritonDeltaNet
 from headlong.ops.gated_attention.triton import TritonGatedAttention
 from headlong.ops.linear.triton import TritonLinear
+from headlong.ops.linear.triton_matrix import Matrix
 from headlong.ops.linear.triton_pieces import WIDTH, Pieces, add_pieces
 from headlong.ops.linear.triton_projection import GivenProjected, TritonProjection, projected_of
 from support.ragged import Share
@@ -98,6 +99,18 @@ def test_pieces_are_left_to_whoever_asks(kind, monkeypatch):
     monkeypatch.setattr(multiply, "_tokens_at_once", 4)
     pieces = multiply.pieces(x)
     assert pieces.cut["PIECES"] == 1 and torch.equal(added(pieces), multiply(x))
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_inputs_that_are_converted_are_waited_for(fits, monkeypatch):
+    """They are written by the kernel before."""
+    multiply, x = TritonLinear([weight_of("bfloat16", (OUTS, INS))]), tokens(2, INS)
+    honest, known = Matrix.multiply, []
+    monkeypatch.setattr(
+        Matrix, "multiply", lambda self, *given, **how: known.append(how) or honest(self, *given, **how)
+    )
+    multiply.pieces(x.bfloat16() if fits else x.float(), known=True)
+    assert known == [{"known": fits}]
 
 
 def test_without_gates():

@@ -207,4 +207,5 @@ class DeviceStep:
 
 def _after(layout: EvenLayout, shape: Shape) -> Tensor | None:
     """The positions that tokens are chosen for, where anybody asks."""
-    return None if shape.asked.kind is None else layout.passes()[0].position_N.long() + 1
+    asked = shape.asked
+    return None if asked.kind is None and not asked.early else layout.passes()[0].position_N.long() + 1

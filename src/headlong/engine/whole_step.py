@@ -3,8 +3,8 @@
 Nothing is read back on the way, so on a CUDA device all of it is one graph, and what comes back is one small tensor.
 The next step may be launched before that is read: where its rows are, it finds on the device. But not where rows want
 log-probabilities, which are reckoned from the step's logits, nor where a grammar holds them: these take three launches.
-Takes rows that want the best tokens or are sampled, all alike where filters are torch's operations, with penalties and
-biases or without; for others the engine goes by parts, with the same tokens.
+Takes rows that want the best tokens or are sampled, all alike where filters are torch's operations, with penalties,
+biases and minimum lengths or without; for others the engine goes by parts, with the same tokens.
 """
 
 import time

@@ -47,13 +47,15 @@ class Alike(NamedTuple):
     """Whether any of them is."""
     biased: bool
     """Whether any of them is."""
+    early: bool = False
+    """Whether any of them has a minimum length."""
     constrained: bool = False
     """Whether a grammar says what some of them may take: the host has to be asked for that, and for nothing else."""
 
     @property
     def changes(self) -> bool:
         """Whether anything is done to logits before tokens are chosen."""
-        return self.penalised or self.biased
+        return self.penalised or self.biased or self.early
 
 
 def adjust(logits_LV: Tensor, entries: Entries, table: SamplingTable) -> Tensor:

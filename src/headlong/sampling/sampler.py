@@ -57,13 +57,13 @@ class Sampler:
         where there is an op for all filters; and where logits are changed there is an op for that. `choose_alike` then
         gives their tokens."""
         kinds: set[FilterKind] = set()
-        greedy = penalised = biased = constrained = False
+        greedy = penalised = biased = early = constrained = False
         for slot in slots:
             request = self.table.requests[slot]
             if request is None or not request.params.free:
                 return None
             params = request.params
-            constrained = constrained or slot in self.table.constraints
+            early, constrained = early or params.min_tokens > 0, constrained or slot in self.table.constraints
             penalised, biased = penalised or params.penalised, biased or params.biased
             greedy = greedy or params.greedy
             if not params.greedy:
@@ -72,7 +72,7 @@ class Sampler:
             return None
         if (penalised or biased) and self._penalise is None:
             return None
-        return Alike(kinds.pop() if kinds else None, greedy, penalised, biased, constrained)
+        return Alike(kinds.pop() if kinds else None, greedy, penalised, biased, early, constrained)
 
     def choose_alike(
         self,
@@ -85,17 +85,21 @@ class Sampler:
     ) -> Tensor:
         """`choose` for such rows, with as many logits for each; asks the host for nothing. The last of a row's stand
         after all its drafts, each of the others after one less; where nothing is changed, nobody asks for drafts, and
-        for positions only where tokens are sampled. What penalised rows have seen is up to date in the tally.
-        `bits_NB` say which tokens are allowed, if not all are."""
-        if asked.changes:
+        for positions only where tokens are sampled or rows have a minimum length. What penalised rows have seen is up
+        to date in the tally. `bits_NB` say which tokens are allowed, if not all are."""
+        if asked.penalised or asked.biased:
             logits_NV = self._changed(logits_NV, slots_R, drafts_RK, asked)
-        if bits_NB is not None:
-            logits_NV = constrain(logits_NV, unpacked(bits_NB, logits_NV.shape[1]))
-        if asked.kind is None:
-            return self.best(logits_NV)
-        assert positions_N is not None, "noise depends on the position"
+        if asked.kind is None and not asked.early:
+            return self.best(_allowed(logits_NV, bits_NB))
+        assert positions_N is not None, "noise and minimum lengths are matters of the position"
         each = len(logits_NV) // len(slots_R)
         slots_N = slots_R if each == 1 else slots_R.repeat_interleave(each)
+        if asked.early:
+            too_early_N1 = (positions_N < self.table.earliest[slots_N])[:, None]
+            logits_NV = logits_NV.masked_fill(self.table.stops[slots_N] & too_early_N1, -torch.inf)
+        logits_NV = _allowed(logits_NV, bits_NB)
+        if asked.kind is None:
+            return self.best(logits_NV)
         keys_N4 = self.table.keys(slots_N, positions_N)
         if self._sample is None:
             seed, choice, position, stream = keys_N4.unbind(1)
@@ -205,6 +209,10 @@ class Sampler:
             # drafted again after a rejection stands at another offset and must not see those numbers again.
             streams += len(noise.STREAMS) * entries.offsets_L[index]
         return self.table.seed[slots], self.table.choice[slots], positions, streams
+
+
+def _allowed(logits_NV: Tensor, bits_NB: Tensor | None) -> Tensor:
+    return logits_NV if bits_NB is None else constrain(logits_NV, unpacked(bits_NB, logits_NV.shape[1]))
 
 
 def _best(logprobs_MV: Tensor, count: int) -> list[list[tuple[int, float]]]:

@@ -46,6 +46,8 @@ class SamplingTable:
         self._keys_S4[:, 3] = noise.TARGET
         self.seed, self.choice = self._keys_S4[:, 0], self._keys_S4[:, 1]
         self.min_tokens = torch.zeros(size, dtype=torch.long, device=device)
+        self.earliest = torch.zeros(size, dtype=torch.long, device=device)
+        """The position from which on a row may end."""
         self._dense: dict[str, Tensor] = {}
 
     def set(self, slot: int, request: Request, output: list[int]) -> None:
@@ -57,6 +59,7 @@ class SamplingTable:
         self.seed[slot] = request.seed
         self.choice[slot] = request.choice
         self.min_tokens[slot] = params.min_tokens
+        self.earliest[slot] = len(request.prompt) + params.min_tokens
         if request.constraint is not None:
             self.constraints[slot] = request.constraint()
             self.constraints[slot].advance(output)

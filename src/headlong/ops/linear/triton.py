@@ -95,8 +95,9 @@ class TritonLinear:
         whole = self._whole
         if whole is None or self.bias is not None or len(x_ND) > self._tokens_at_once:
             return Pieces.whole(self(x_ND))
-        x_ND = x_ND.to(self._dtype).contiguous()
-        return Pieces.of(whole, whole.multiply(x_ND, width_for(len(x_ND), whole), known=known))
+        fitting_ND = x_ND.to(self._dtype).contiguous()
+        known = known and fitting_ND is x_ND  # else it is only just being made
+        return Pieces.of(whole, whole.multiply(fitting_ND, width_for(len(x_ND), whole), known=known))
 
     def _launches(self, x_ND: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """The tokens that go at once, and what they are multiplied as."""
