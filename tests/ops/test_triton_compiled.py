@@ -23,7 +23,7 @@ from headlong.ops.linear import triton_kernels as linear
 from headlong.ops.moe import triton_kernels as moe
 from headlong.ops.penalise import triton as penalise
 
-EVEN = ("num_outs", "num_ins", "num_scaled", "num_groups", "num_columns", "row_stride", "expert_stride")
+EVEN = ("num_outs", "num_ins", "scale_stride", "expert_scales", "num_columns", "row_stride", "expert_stride")
 
 def compiled(kernel, pointers, options={}, **constants):
     names = kernel.arg_names

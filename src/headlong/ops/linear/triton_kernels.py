@@ -30,10 +30,24 @@ def dot(w_BC, x_CM, acc_BM):
 
 
 @triton.jit
-def by_column(factors, outs_B, first_column, stride, B: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr):
-    """Factors [groups, O] of groups shorter than a step, one for each weight of a tile."""
+def factor_at(factors, outs, group, stride, ROWS: tl.constexpr):
+    """Where the factors of a group of columns lie: side by side for outputs that have each its own, [groups, O]. Where
+    ROWS outputs share one, those of a program's steps are side by side, [O / ROWS, groups]: most steps then find theirs
+    next to the last one's, in the nearest cache, and need not wait for it."""
+    if ROWS > 1:
+        return factors + (outs // ROWS).to(tl.int64) * stride + group
+    else:
+        return factors + group.to(tl.int64) * stride + outs
+
+
+@triton.jit
+def by_column(
+    factors, outs_B, first_column, stride,
+    B: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Factors of groups shorter than a step, one for each weight of a tile."""
     groups = first_column // GROUP + tl.arange(0, C // GROUP)
-    factors_BG = tl.load(factors + groups[None, :].to(tl.int64) * stride + outs_B[:, None]).to(tl.float32)
+    factors_BG = tl.load(factor_at(factors, outs_B[:, None], groups[None, :], stride, ROWS)).to(tl.float32)
     return tl.broadcast_to(factors_BG[:, :, None], (B, C // GROUP, GROUP)).reshape(B, C)
 
 
@@ -45,7 +59,7 @@ def at_rows(outs, row_stride, TOGETHER: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def add_step(
-    acc_BM, x_CM_at, codes_BC, scales, offsets, outs_B, there_M, step, num_outs, num_ins, num_scaled,
+    acc_BM, x_CM_at, codes_BC, scales, offsets, outs_B, there_M, step, num_outs, num_ins, scale_stride,
     DTYPE: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr, HALVES: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr,
     B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
@@ -54,7 +68,8 @@ def add_step(
     SHARED: tl.constexpr = 1 if GROUP % (HALVES * C) else HALVES  # halves that have a scale together
     scale_B = tl.zeros((B,), tl.float32)
     if scales is not None and GROUP >= C:  # on its way while the columns are multiplied
-        scale_B = tl.load(scales + step * HALVES * C // GROUP * num_scaled + outs_B // ROWS).to(tl.float32)
+        group = step * HALVES * C // GROUP
+        scale_B = tl.load(factor_at(scales, outs_B, group, scale_stride, ROWS)).to(tl.float32)
     part_BM, total_M = tl.zeros((B, M), tl.float32), tl.zeros((M,), tl.float32)
     for half in tl.static_range(HALVES):
         first_column = (step * HALVES + half) * C
@@ -67,11 +82,9 @@ def add_step(
         if scales is None:
             acc_BM = dot(w_BC, x_CM, acc_BM)
         elif GROUP < C:
-            w_BC = w_BC.to(tl.float32) * by_column(
-                scales, outs_B // ROWS, first_column, num_scaled, B, C, GROUP
-            )
+            w_BC = w_BC.to(tl.float32) * by_column(scales, outs_B, first_column, scale_stride, B, C, GROUP, ROWS)
             if offsets is not None:
-                w_BC += by_column(offsets, outs_B, first_column, num_outs, B, C, GROUP)
+                w_BC += by_column(offsets, outs_B, first_column, num_outs, B, C, GROUP, 1)
             acc_BM = dot(w_BC, x_CM, acc_BM)
         else:
             if half % SHARED == 0:
@@ -79,13 +92,13 @@ def add_step(
             part_BM = dot(w_BC, x_CM, part_BM)
             if offsets is not None:
                 total_M += tl.sum(x_CM.to(tl.float32), 0)
-            group = (first_column // GROUP).to(tl.int64)
+            group = first_column // GROUP
             if SHARED < HALVES and half > 0:
-                scale_B = tl.load(scales + group * num_scaled + outs_B // ROWS).to(tl.float32)
+                scale_B = tl.load(factor_at(scales, outs_B, group, scale_stride, ROWS)).to(tl.float32)
             if half % SHARED == SHARED - 1:
                 acc_BM += scale_B[:, None] * part_BM
                 if offsets is not None:
-                    acc_BM += tl.load(offsets + group * num_outs + outs_B)[:, None] * total_M[None, :]
+                    acc_BM += tl.load(factor_at(offsets, outs_B, group, num_outs, 1))[:, None] * total_M[None, :]
     return acc_BM
 
 
@@ -115,7 +128,7 @@ def put_gated(acc_BM, outs, token, is_out, inside, bias, out, size, B: tl.conste
 @triton.jit(do_not_specialize=["num_tokens", "num_steps", "steps_each", "all_steps"])
 def multiply(
     x_ND, codes, scales, offsets, row_scales, out, bias, residual, columns,
-    num_tokens, num_outs, num_ins, row_stride, num_scaled, num_steps, steps_each, all_steps, num_columns,
+    num_tokens, num_outs, num_ins, row_stride, scale_stride, num_steps, steps_each, all_steps, num_columns,
     DTYPE: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr, HALVES: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr, TOGETHER: tl.constexpr,
     WHOLE: tl.constexpr, PARTS: tl.constexpr, KNOWN: tl.constexpr, B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
@@ -150,7 +163,7 @@ def multiply(
                 )
             acc_BM = add_step(
                 acc_BM, x_CM_at + (0 if KNOWN else waited(step)), codes_BC, scales, offsets, outs_B, there_M, step,
-                num_outs, num_ins, num_scaled, DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, B, C, M,
+                num_outs, num_ins, scale_stride, DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, B, C, M,
             )  # fmt: skip
         if not KNOWN:
             wait()

@@ -195,24 +195,24 @@ def _lay_out(
             _put(row_scales_O, rows.row_scales_R, at)
     columns = None if columns_O is None else columns_O.to(codes.device, torch.int32)
     dtype = kind.stored if kind.code == FLOAT else dtype
-    return Matrix(
-        kind, dtype, outs, ins, codes, _across(scales_OG), _across(offsets_OG), row_scales_O, columns
-    )
+    scales = scales_OG if kind.rows > 1 else _across(scales_OG)
+    return Matrix(kind, dtype, outs, ins, codes, scales, _across(offsets_OG), row_scales_O, columns)
 
 
 def picked(whole: Matrix, outs_T: Tensor) -> Matrix:
     """Of outputs that shared a scale each has its own now."""
 
-    def across(factors_GO: Tensor | None, outs_T: Tensor) -> Tensor | None:
-        return None if factors_GO is None else _rows(factors_GO.t(), outs_T).t().contiguous()
+    def across(factors_OG: Tensor | None, outs_T: Tensor) -> Tensor | None:
+        return None if factors_OG is None else _across(_rows(factors_OG, outs_T))
 
+    rows, scales, offsets_GO = whole.kind.rows, whole.scales, whole.offsets_GO
     return replace(
         whole,
         kind=whole.kind._replace(rows=1),
         outs=len(outs_T),
         codes=_picked_codes(whole.codes, outs_T),
-        scales_GO=across(whole.scales_GO, outs_T // whole.kind.rows),
-        offsets_GO=across(whole.offsets_GO, outs_T),
+        scales=across(scales if scales is None or rows > 1 else scales.t(), outs_T // rows),
+        offsets_GO=across(None if offsets_GO is None else offsets_GO.t(), outs_T),
         row_scales_O=None if whole.row_scales_O is None else whole.row_scales_O[outs_T],
     )
 

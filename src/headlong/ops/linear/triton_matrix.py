@@ -142,7 +142,8 @@ class Matrix:
     ins: int
     codes: Tensor
     """[O, D] floats, else [tiles, steps, outputs of a tile, words]."""
-    scales_GO: Tensor | None
+    scales: Tensor | None
+    """[groups, O], or, where `kind.rows` outputs share one, [O / rows, groups]; the kernels say why."""
     offsets_GO: Tensor | None
     row_scales_O: Tensor | None
     columns_O: Tensor | None
@@ -198,9 +199,9 @@ class Matrix:
         num_tokens, plan, kind = len(x_ND), self.plan, self.kind
         shorter = self._shorter(width)
         multiply[triton.cdiv(num_tokens, width), triton.cdiv(self.all_steps, plan.steps_each)](
-            x_ND, self.codes, self.scales_GO, self.offsets_GO, self.row_scales_O, out, bias, residual_NO, columns_O,
+            x_ND, self.codes, self.scales, self.offsets_GO, self.row_scales_O, out, bias, residual_NO, columns_O,
             num_tokens, self.outs, self.ins, kind.words(self.ins),
-            0 if self.scales_GO is None else self.scales_GO.shape[1], shorter * self.num_steps,
+            0 if self.scales is None else self.scales.shape[1], shorter * self.num_steps,
             shorter * plan.steps_each, shorter * self.all_steps, num_columns,
             DTYPE=DTYPES[self.dtype], CODE=kind.code, ZERO=kind.zero, HALVES=halves(kind.bits),
             GROUP=kind.group, ROWS=kind.rows, EVEN=kind.padded(self.ins) == self.ins,

@@ -61,7 +61,8 @@ class Stack:
     gated: bool
     codes: Tensor
     """Of each expert, as in a `Matrix`."""
-    scales_EGO: Tensor | None
+    scales: Tensor | None
+    """Of each expert, as in a `Matrix`."""
     offsets_EGO: Tensor | None
     row_scales_EO: Tensor | None
 
@@ -73,7 +74,7 @@ class Stack:
         return cls(matrix.kind, matrix.dtype, matrix.outs, matrix.ins, plan, gated, *parts)
 
     def put(self, expert: int, matrix: Matrix) -> None:
-        rooms = (self.codes, self.scales_EGO, self.offsets_EGO, self.row_scales_EO)
+        rooms = (self.codes, self.scales, self.offsets_EGO, self.row_scales_EO)
         for room, part in zip(rooms, _parts(matrix), strict=True):
             if room is not None and part is not None:
                 room[expert].copy_(part)
@@ -91,13 +92,13 @@ class Stack:
     ) -> Tensor:  # fmt: skip
         """For each pair, in `dtype`; `sharing` pairs have one row of `x`. `known` says that what was launched last is
         another such product of these places."""
-        kind, plan, codes, scales = self.kind, self.plan, self.codes, self.scales_EGO
+        kind, plan, codes, scales = self.kind, self.plan, self.codes, self.scales
         out = x.new_empty((len(pairs_P), self.out_size), dtype=dtype)
         step = plan.block_ins * halves(kind.bits)
         kernels.multiply[triton.cdiv(self.out_size, plan.block_outs // self.parts), len(places)](
             x, codes, scales, self.offsets_EGO, self.row_scales_EO, places, pairs_P, out,
-            self.outs, self.ins, kind.words(self.ins), codes.stride(0), 0 if scales is None else scales.shape[1],
-            0 if scales is None else scales.shape[2], triton.cdiv(self.ins, step),
+            self.outs, self.ins, kind.words(self.ins), codes.stride(0), 0 if scales is None else scales.stride(0),
+            0 if scales is None else scales.stride(1), triton.cdiv(self.ins, step),
             DTYPE=DTYPES[self.dtype], CODE=kind.code, ZERO=kind.zero, HALVES=halves(kind.bits),
             GROUP=kind.group, ROWS=kind.rows, EVEN=self.ins % step == 0, TOGETHER=kind.together,
             SHARING=sharing, PARTS=self.parts, KNOWN=known,
@@ -210,7 +211,7 @@ class TritonExperts:
 
 
 def _parts(matrix: Matrix) -> tuple[Tensor | None, ...]:
-    return matrix.codes, matrix.scales_GO, matrix.offsets_GO, matrix.row_scales_O
+    return matrix.codes, matrix.scales, matrix.offsets_GO, matrix.row_scales_O
 
 
 def _matrices(weights: ExpertWeights, dtype: torch.dtype) -> list[Matrix] | str:

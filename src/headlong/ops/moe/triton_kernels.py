@@ -114,7 +114,7 @@ def group(
 @triton.jit(do_not_specialize=["num_steps"])
 def multiply(
     x, codes, scales, offsets, row_scales, places, pairs, out,
-    num_outs, num_ins, row_stride, expert_stride, num_groups, num_scaled, num_steps,
+    num_outs, num_ins, row_stride, expert_stride, expert_scales, scale_stride, num_steps,
     DTYPE: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr, HALVES: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr,
     TOGETHER: tl.constexpr, SHARING: tl.constexpr, PARTS: tl.constexpr, KNOWN: tl.constexpr,
@@ -144,9 +144,9 @@ def multiply(
     codes_at = codes_at + (at_rows(outs_B, row_stride, TOGETHER, C)[:, None] + columns_C[None, :])
     x_CM_at = x + (pairs_M // SHARING)[None, :] * num_ins + columns_C[:, None]
     if scales is not None:
-        scales += expert * num_groups * num_scaled
+        scales += expert * expert_scales
     if offsets is not None:
-        offsets += expert * num_groups * num_outs
+        offsets += expert * expert_scales
     acc_BM = tl.zeros((B, M), tl.float32)
     for step in range(num_steps):
         if EVEN or HALVES == 2:
@@ -155,7 +155,7 @@ def multiply(
             codes_BC = tl.load(codes_at + step * C, mask=(step * C + columns_C < num_ins)[None, :], other=0.0)
         acc_BM = add_step(
             acc_BM, x_CM_at + (waited(step) if KNOWN else 0), codes_BC, scales, offsets, outs_B, there_M, step,
-            num_outs, num_ins, num_scaled, DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, B, C, M,
+            num_outs, num_ins, scale_stride, DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, B, C, M,
         )  # fmt: skip
     wait()
     if row_scales is not None:
