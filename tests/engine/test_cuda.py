@@ -67,6 +67,12 @@ HELD = (
     PENALISED[0],
 )
 
+TOLD = (
+    SamplingParams(max_tokens=40, logprobs=5),
+    SamplingParams(max_tokens=60, temperature=0.8, seed=3, top_p=0.9, logprobs=0),
+    SamplingParams(max_tokens=200, min_tokens=190),
+)
+
 
 def completions(
     device: str,
@@ -136,6 +142,28 @@ def test_grammars_give_the_tokens_of_steps_by_parts(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Engine, "_by_parts", lambda self, plan: parts.append(plan) or by_parts(self, plan))
     for draft_tokens in (0, 1, 3, None):
         assert completions("cuda", draft_tokens, "bfloat16", HELD) == expected, f"K={draft_tokens}"
+    assert all(any(row.known_tokens for row in plan.rows) for plan in parts), "not only prompts went by parts"
+
+
+def test_log_probabilities_and_minimum_lengths_are_those_of_steps_by_parts(monkeypatch) -> None:
+    def told(draft_tokens: int | None) -> list[tuple[tuple[int, ...], list[Any]]]:
+        llm = LLM(device="cuda", dtype="bfloat16", mtp="on")
+        asked = [replace(each, draft_tokens=draft_tokens) for each in TOLD]
+        chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+        llm.chat(chats, asked)  # shapes are recorded when they come again
+        done = llm.chat(chats, asked)
+        assert not llm.engine.faults.count
+        return [(each.token_ids, list(each.logprobs or ())) for each in done]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WholeStep, "takes", lambda _self, _plan: False)
+        expected = told(0)
+    assert [len(logprobs) for _, logprobs in expected] == [len(expected[0][0]), len(expected[1][0]), 0]
+    assert len(expected[2][0]) >= TOLD[2].min_tokens
+    parts, by_parts = [], Engine._by_parts
+    monkeypatch.setattr(Engine, "_by_parts", lambda self, plan: parts.append(plan) or by_parts(self, plan))
+    for draft_tokens in (0, 1, 3, None):
+        assert told(draft_tokens) == expected, f"K={draft_tokens}"
     assert all(any(row.known_tokens for row in plan.rows) for plan in parts), "not only prompts went by parts"
 
 
