@@ -94,7 +94,7 @@ def measured(
     logits_LV = some_logits(tokens, vocab, device)
     sampler = Sampler(table, ops.best, ops.draw, ops.sample, ops.penalise)
     if device.type == "cpu":
-        return [milliseconds(sampler, logits_LV, [Entry(1, 5, 0, 0, tokens)], repeats)]
+        return [milliseconds(sampler, logits_LV, [Entry(1, 5, 0, tokens)], repeats)]
     plain = Sampler(table, draw=ops.draw)
     able = [each for each in (sampler, plain) if each.alike([1]) is not None]
     return [recorded_milliseconds(each, logits_LV, repeats) for each in able]

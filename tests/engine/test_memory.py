@@ -17,7 +17,9 @@ from headlong.engine import weighing
 from headlong.engine.memory import Costs, Device, make_plan, sized
 from headlong.engine.weighing import look_at, refusing_shortage, weigh
 from headlong.errors import ConfigError
+from headlong.sampling.table import BYTES_PER_TOKEN, SamplingTable
 from headlong.speculate.draft_model import DraftModelProposer
+from headlong.types import Request
 
 GIB = 1 << 30
 COSTS = Costs(
@@ -228,6 +230,16 @@ class TestBytes:
         seen = {}
         assert weigh({"a": (base,)}, seen) == 400
         assert weigh([base], seen) == 0
+
+    def test_what_rows_may_ask_of_sampling(self):
+        """Tensors as long as the vocabulary come with the first row that is penalised, biased or held back."""
+        table = SamplingTable(3, 1000, torch.device("cpu"))
+        before = weigh(table)
+        params = SamplingParams(presence_penalty=1.0, logit_bias={5: 1.0}, min_tokens=2)
+        asked = Request(id="0", prompt=(1,), params=params, seed=0, choice=0, stop_ids=frozenset({2}))
+        table.set(1, asked, [])
+        table.tally.update([1])
+        assert weigh(table) - before == 4 * 1000 * BYTES_PER_TOKEN
 
     def test_in_words(self):
         words = [sized(count) for count in (0, 1023, 1024, 3 << 20, 41 * GIB + GIB // 5)]

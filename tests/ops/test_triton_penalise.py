@@ -73,7 +73,7 @@ def test_the_targets_logits(num_drafts):
     kinds, each = list(KINDS), num_drafts + 1
     table, slots = table_of(kinds), list(range(len(kinds), 0, -1))
     drafts_RK = torch.tensor([DRAFTS[:num_drafts]] * len(kinds), dtype=torch.long, device=DEVICE)
-    entries = Entries([Entry(slot, 10, 0, len(OUTPUT), each) for slot in slots], table, drafts_RK)
+    entries = Entries([Entry(slot, 10, 0, each) for slot in slots], table, drafts_RK)
     logits_NV = logits_of(len(kinds) * each)
     before_NV = logits_NV.clone()
     assert same_bits(penalised(table, logits_NV, slots, drafts_RK), adjust(logits_NV, entries, table))
@@ -86,7 +86,7 @@ def test_the_heads_logits(place):
     kinds = list(KINDS)
     table, slots = table_of(kinds), list(range(1, len(kinds) + 1))
     drafts_RK = torch.tensor([DRAFTS[:place]] * len(kinds), dtype=torch.long, device=DEVICE)
-    entries = Entries([Entry(slot, 10, place, len(OUTPUT)) for slot in slots], table, drafts_RK)
+    entries = Entries([Entry(slot, 10, place) for slot in slots], table, drafts_RK)
     logits_NV = logits_of(len(kinds))
     assert same_bits(penalised(table, logits_NV, slots, drafts_RK), adjust(logits_NV, entries, table))
 

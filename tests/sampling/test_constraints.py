@@ -38,7 +38,7 @@ def test_each_position_has_the_mask_of_its_own_prefix():
     outputs = [[4], [5], [3, 7], []]
     table = table_of(requests, VOCAB, outputs)
     drafts = [[5, 7, 6], [1, 2, 3], [1, 0, 9], [8, 8, 8]]
-    rows = [Entry(1, 9, 0, 1, 4), Entry(2, 9, 0, 1, 4), Entry(3, 9, 1, 3, 2), Entry(4, 9, 0, 0, 0)]
+    rows = [Entry(1, 9, 0, 4), Entry(2, 9, 0, 4), Entry(3, 9, 1, 2), Entry(4, 9, 0, 0)]
     logits = torch.randn(10, VOCAB, generator=torch.Generator().manual_seed(1))
     adjusted = adjust(logits, entries_of(table, rows, drafts), table)
     prefixes = [(0, 0), (0, 1), (0, 2), (0, 3), *[None] * 4, (2, 1), (2, 2)]
@@ -55,10 +55,10 @@ def test_each_position_has_the_mask_of_its_own_prefix():
 def test_rows_without_a_constraint_keep_their_bits():
     table = table_of([request(0, GREEDY), constrained(1, GREEDY)], VOCAB)
     logits = torch.randn(2, VOCAB)
-    alone = entries_of(table, [Entry(1, 9, 0, 1)], None)
+    alone = entries_of(table, [Entry(1, 9, 0)], None)
     mine = logits[:1]
     assert alone.allowed is None and adjust(mine, alone, table) is mine, "not even copied"
-    together = adjust(logits, entries_of(table, [Entry(1, 9, 0, 1), Entry(2, 9, 0, 0)], None), table)
+    together = adjust(logits, entries_of(table, [Entry(1, 9, 0), Entry(2, 9, 0)], None), table)
     assert torch.equal(together[0], logits[0]) and not torch.equal(together[1], logits[1])
 
 
@@ -67,7 +67,7 @@ def test_masks_are_asked_for_once():
     table = table_of([constrained(0, SamplingParams(temperature=1.0, verify="ratio"))], VOCAB)
     constraint, sampler = table.constraints[1], Sampler(table)
     assert isinstance(constraint, Ruled)
-    entries = entries_of(table, [Entry(1, 9, 0, 0, 3)], [[1, 2]])
+    entries = entries_of(table, [Entry(1, 9, 0, 3)], [[1, 2]])
     logits = torch.randn(3, VOCAB)
     sampler.propose(logits, entries)
     sampler.probabilities(logits, entries, [0, 1, 2])
@@ -84,7 +84,7 @@ def test_the_constraint_wins_over_bans_and_biases(dtype, temperature):
     seen: dict[int, set[int]] = {1: set(), 2: set()}
     for position in range(40):
         table = table_of([constrained(0, all_banned), constrained(1, one_banned)], VOCAB)
-        entries = entries_of(table, [Entry(1, position, 0, 0), Entry(2, position, 0, 0)], None)
+        entries = entries_of(table, [Entry(1, position, 0), Entry(2, position, 0)], None)
         logits = 10 * torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(position)).to(dtype)
         for slot, token in enumerate(Sampler(table).choose(logits, entries).tolist(), 1):
             seen[slot].add(token)

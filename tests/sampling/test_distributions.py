@@ -118,7 +118,7 @@ def test_a_position_drafted_again_sees_new_numbers():
     sampler, index, scores = Sampler(table), torch.tensor([0]), torch.zeros(1, 9)
 
     def numbers(offset: int, stream: int) -> tuple[float, int]:
-        entries = entries_of(table, [Entry(1, 40, offset, 39)], None)
+        entries = entries_of(table, [Entry(1, 40, offset)], None)
         return float(sampler.uniform(entries, index, stream)), int(
             sampler.draw(scores, entries, index, stream)
         )

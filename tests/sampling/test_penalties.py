@@ -52,7 +52,7 @@ def test_bits_are_those_of_all_tokens(penalties):
     outputs = [[rng.randrange(VOCAB) for _ in range(length)] for length in (0, 500, 90)]
     drafts = [[prompts[n][0], 17, 17, (outputs[n] or [17])[0], 17, rng.randrange(VOCAB)] for n in range(3)]
     table = table_of([request(n, params, prompt) for n, prompt in enumerate(prompts)], VOCAB, outputs)
-    entries = entries_of(table, [Entry(n + 1, 900, 0, len(outputs[n]), 7) for n in range(3)], drafts)
+    entries = entries_of(table, [Entry(n + 1, 900, 0, 7) for n in range(3)], drafts)
     logits_LV = torch.randn(21, VOCAB, generator=torch.Generator().manual_seed(0))
     wanted = [
         everywhere(logits_LV[7 * n + place], prompts[n], outputs[n] + drafts[n][:place], *penalties)

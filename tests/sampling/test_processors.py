@@ -88,7 +88,7 @@ def processed(rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
     for number, row in enumerate(rows):
         for offset in range(len(row.drafts) + 1):
             length = len(row.prompt) + len(row.output)
-            places.append(Entry(number + 1, length + offset, offset, len(row.output) + offset))
+            places.append(Entry(number + 1, length + offset, offset))
             # What lies beyond a row's own depth is padding and must not count.
             prefixes.append(row.drafts + [5] * (width - len(row.drafts)))
     entries = entries_of(table, places, prefixes if width else None)
@@ -216,10 +216,10 @@ def test_a_slot_taken_over_keeps_nothing_of_its_last_row():
         repetition_penalty=2.0, logit_bias={3: 9.0}, bad_token_ids=(4,), min_tokens=9, temperature=1.0
     )
     table = table_of([request(0, heavy, (1, 2), (5,))], VOCAB, [[7, 7]])
-    lighter = SamplingParams(presence_penalty=1.0, logit_bias={8: 1.0}, min_tokens=1)
+    lighter = SamplingParams(presence_penalty=1.0, logit_bias={8: 1.0}, min_tokens=2)
     table.clear(1)
     table.set(1, request(1, lighter, (9,), (6,)), [10])
-    entries = entries_of(table, [Entry(1, 2, 0, 0)], None)
+    entries = entries_of(table, [Entry(1, 2, 0)], None)
     out = adjust(torch.zeros(1, VOCAB), entries, table)[0]
     wanted = torch.zeros(VOCAB)
     wanted[10], wanted[8], wanted[6] = -1.0, 1.0, -torch.inf
@@ -235,9 +235,9 @@ def test_logprobs_do_not_depend_on_what_neighbours_ask_for(counts):
     logits = torch.randint(-8, 9, (2, vocab), generator=generator).float() / 4
     tokens = logits.argmax(-1)
     both = table_of([request(0, few), request(1, many)], vocab)
-    entries = entries_of(both, [Entry(1, 1, 0, 0), Entry(2, 1, 0, 0)], None)
+    entries = entries_of(both, [Entry(1, 1, 0), Entry(2, 1, 0)], None)
     together = Sampler(both).logprobs(logits, tokens, entries)
-    alone = Sampler(both).logprobs(logits[:1], tokens[:1], entries_of(both, [Entry(1, 1, 0, 0)], None))
+    alone = Sampler(both).logprobs(logits[:1], tokens[:1], entries_of(both, [Entry(1, 1, 0)], None))
     assert together[0] == alone[0]
     assert len(together[0].top) == counts[0] and len(together[1].top) == counts[1]
     for one in together.values():

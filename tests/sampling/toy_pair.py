@@ -76,9 +76,7 @@ class ToyPair:
         q_steps = []
         for place in range(depth):
             longer = [histories[i] + drafts[n, :place].tolist() for n, i in enumerate(who)]
-            places = [
-                Entry(i + 1, len(histories[i]) + place, place, len(histories[i]) - 1 + place) for i in who
-            ]
+            places = [Entry(i + 1, len(histories[i]) + place, place) for i in who]
             entries = Entries(places, sampler.table, drafts)
             drafts[:, place], q = sampler.propose(self.look_up(self.draft, longer), entries)
             q_steps.append(q)

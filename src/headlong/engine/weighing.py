@@ -19,6 +19,7 @@ from headlong.env import available_memory
 from headlong.errors import ConfigError
 from headlong.models.config import ModelConfig
 from headlong.models.mtp import MtpHead
+from headlong.sampling.table import BYTES_PER_TOKEN
 from headlong.state.layer import bytes_per_slot, bytes_per_token
 from headlong.state.room import lacks_memory
 from headlong.state.specs import LayerSpec
@@ -115,7 +116,7 @@ def _reserves(config: ModelConfig, chunk_tokens: int, max_drafts: int) -> tuple[
     """(bytes in any case, bytes for each row): an estimate from the sizes of the largest tensors of a step."""
     chunk = CHUNK_WIDTHS * chunk_tokens * config.hidden_size * torch.float32.itemsize
     logits = LOGIT_COPIES * (1 + max_drafts) * config.vocab_size * torch.float32.itemsize
-    return RESERVE_BYTES + chunk, logits
+    return RESERVE_BYTES + chunk, logits + config.vocab_size * BYTES_PER_TOKEN
 
 
 def _weigh_tensor(tensor: Tensor, seen: dict[Hashable, object]) -> int:

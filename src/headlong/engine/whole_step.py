@@ -180,7 +180,7 @@ class WholeStep:
             places = [n * each + place for n in wanted for place in range(each)]
             tokens_L = torch.tensor([found[place] for place in places], device=self._device)
             logits_LV = launch.logits_NV[torch.tensor(places, device=self._device)]
-            entries = [Entry(rows[n].slot, 0, 0, 0, each) for n in wanted]
+            entries = [Entry(rows[n].slot, 0, 0, each) for n in wanted]
             by_entry = self.sampler.logprobs(logits_LV, tokens_L, Entries(entries, self.sampler.table, None))
             told = {place: by_entry[entry] for entry, place in enumerate(places)}
         size = len(rows) * each

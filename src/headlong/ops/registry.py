@@ -106,23 +106,17 @@ class Ops:
     def stacked(self, weights: Sequence[Weight], order: Tensor | None, bias: Tensor | None = None) -> Linear:
         """Several weights over the same input as one linear. Output i is row `order[i]` of the weights one below the
         other, plus `bias[i]`."""
-        if self.triton is not None:
-            found = self.triton.linear(weights, order, bias, self.dtype)
-            if not isinstance(found, str):
-                return found
-            self._leave_to_others("linear", found)
-        return self._stacked_by_others(weights, order, bias)
+        found = self._by_triton("linear", lambda triton: triton.linear(weights, order, bias, self.dtype))
+        return self._stacked_by_others(weights, order, bias) if found is None else found
 
     def projection(
         self, weights: Sequence[Weight], order: Tensor | None, bias: Tensor | None, gates: slice
     ) -> Projection:
         """The same, for the core of an attention or a DeltaNet layer, which needs outputs `gates` last."""
-        if self.triton is not None:
-            found = self.triton.projection(weights, order, bias, gates, self.dtype)
-            if not isinstance(found, str):
-                return found
-            self._leave_to_others("linear", found)
-        return self._stacked_by_others(weights, order, bias)
+        found = self._by_triton(
+            "linear", lambda triton: triton.projection(weights, order, bias, gates, self.dtype)
+        )
+        return self._stacked_by_others(weights, order, bias) if found is None else found
 
     def _stacked_by_others(
         self, weights: Sequence[Weight], order: Tensor | None, bias: Tensor | None
@@ -152,20 +146,21 @@ class Ops:
         """Routing and experts in one call or a few kernels; None where each expert is multiplied on its own."""
         if self.native:
             return NativeExperts.load(weights, self._source)
+        return self._by_triton("experts", lambda triton: triton.TritonExperts.load(weights, self.dtype))
+
+    def _by_triton(self, what: str, make: Callable[[ModuleType], Any]) -> Any:
+        """What Triton makes of weights; None where it does not serve, or gives a reason why it cannot, which is said
+        once."""
         if self.triton is None:
             return None
-        found = self.triton.TritonExperts.load(weights, self.dtype)
-        if isinstance(found, str):
-            self._leave_to_others("experts", found)
-            return None
-        return found
-
-    def _leave_to_others(self, what: str, reason: str) -> None:
-        """What Triton was asked for and cannot serve."""
-        self._foreign_to_triton.append(reason)
-        if reason not in self._said:
-            self._said.add(reason)
-            log.warning("%s: not triton: %s; %s", what, reason, NEAR_TIES)
+        made = make(self.triton)
+        if not isinstance(made, str):
+            return made
+        self._foreign_to_triton.append(made)
+        if made not in self._said:
+            self._said.add(made)
+            log.warning("%s: not triton: %s; %s", what, made, NEAR_TIES)
+        return None
 
     def _source(self, weight: Weight) -> Source | None:
         return Source.of(weight, rounding=self.dtype == torch.bfloat16)

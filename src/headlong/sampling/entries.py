@@ -14,12 +14,11 @@ from headlong.sampling.table import SamplingTable
 
 class Entry(NamedTuple):
     """`num_tokens` tokens to be sampled one after the other, the first at absolute `position`, after `offset` drafts
-    of this step and `num_generated` tokens of the row."""
+    of this step."""
 
     slot: int
     position: int
     offset: int
-    num_generated: int
     num_tokens: int = 1
 
 
@@ -58,19 +57,15 @@ class Entries:
 
     @property
     def slots_L(self) -> Tensor:
-        return self._fields_L4[:, 0]
+        return self._fields_L3[:, 0]
 
     @property
     def positions_L(self) -> Tensor:
-        return self._fields_L4[:, 1]
+        return self._fields_L3[:, 1]
 
     @property
     def offsets_L(self) -> Tensor:
-        return self._fields_L4[:, 2]
-
-    @property
-    def generated_L(self) -> Tensor:
-        return self._fields_L4[:, 3]
+        return self._fields_L3[:, 2]
 
     @cached_property
     def prefix_LK(self) -> Tensor | None:
@@ -96,11 +91,11 @@ class Entries:
         return torch.repeat_interleave(counts, output_size=sum(row.num_tokens for row in self.rows))
 
     @cached_property
-    def _fields_L4(self) -> Tensor:
-        """Slot, position, offset, tokens generated; all but the slot go up by one within a row."""
-        fields_R4 = torch.tensor([row[:4] for row in self.rows], device=self.device).view(-1, 4)
+    def _fields_L3(self) -> Tensor:
+        """Slot, position, offset; all but the slot go up by one within a row."""
+        fields_R3 = torch.tensor([row[:3] for row in self.rows], device=self.device).view(-1, 3)
         if all(row.num_tokens == 1 for row in self.rows):
-            return fields_R4
+            return fields_R3
         firsts, total = [], 0
         for row in self.rows:
             firsts.append(total)
@@ -108,5 +103,5 @@ class Entries:
         ahead_L = (
             torch.arange(total, device=self.device) - torch.tensor(firsts, device=self.device)[self._row_L]
         )
-        moving = torch.tensor([0, 1, 1, 1], device=self.device)
-        return fields_R4[self._row_L] + ahead_L[:, None] * moving
+        moving = torch.tensor([0, 1, 1], device=self.device)
+        return fields_R3[self._row_L] + ahead_L[:, None] * moving

@@ -74,7 +74,7 @@ def adjust(logits_LV: Tensor, entries: Entries, table: SamplingTable) -> Tensor:
         logits_LV[biased] += table.bias[entries.slots_L[biased]]
     if early is not None:
         slots = entries.slots_L[early]
-        too_early = entries.generated_L[early] < table.min_tokens[slots]
+        too_early = entries.positions_L[early] < table.earliest[slots]
         logits_LV[early] = logits_LV[early].masked_fill(table.stops[slots] & too_early[:, None], -torch.inf)
     if allowed is not None:
         logits_LV[allowed.index_M] = constrain(logits_LV[allowed.index_M], allowed.mask_MV)

@@ -15,6 +15,8 @@ from headlong.sampling.penalties import Seen
 from headlong.sampling.tally import Tally
 from headlong.types import Constraint, Request
 
+BYTES_PER_TOKEN = 9
+"""Of a slot and a token of the vocabulary, once rows ask for everything: a count, a bias, whether it ends the row."""
 _SCALARS = (
     "temperature",
     "top_k",
@@ -45,7 +47,6 @@ class SamplingTable:
         self._keys_S4 = torch.zeros(size, 4, dtype=torch.long, device=device)
         self._keys_S4[:, 3] = noise.TARGET
         self.seed, self.choice = self._keys_S4[:, 0], self._keys_S4[:, 1]
-        self.min_tokens = torch.zeros(size, dtype=torch.long, device=device)
         self.earliest = torch.zeros(size, dtype=torch.long, device=device)
         """The position from which on a row may end."""
         self._dense: dict[str, Tensor] = {}
@@ -58,7 +59,6 @@ class SamplingTable:
             self.scalars[name][slot] = float(getattr(params, name))
         self.seed[slot] = request.seed
         self.choice[slot] = request.choice
-        self.min_tokens[slot] = params.min_tokens
         self.earliest[slot] = len(request.prompt) + params.min_tokens
         if request.constraint is not None:
             self.constraints[slot] = request.constraint()

@@ -92,7 +92,7 @@ def penalises_alike(penalise: Penalise, device: torch.device) -> bool:
     for slot, params in enumerate(CHANGED, 1):
         output = [token * token % 977 for token in range(40 * slot)]
         table.set(slot, Request("tried", tuple(range(0, PENALISED_TOKENS, 3)), params, seed=0), output)
-        entries.append(Entry(slot, len(output), 0, len(output), each))
+        entries.append(Entry(slot, len(output), 0, each))
     table.tally.update(range(1, rows + 1))
     logits_NV = _some(device)[0][: rows * each, :PENALISED_TOKENS].contiguous()
     slots_R = torch.arange(1, rows + 1, device=device)

@@ -185,9 +185,7 @@ class DraftModelProposer:
             at = torch.tensor(going.live, device=device)
             if place:
                 logits_DV = self._feed(rows, tokens_DK[at], place)
-            entries = [
-                Entry(row.slot, row.start + 1 + place, place, row.num_generated + place) for row in rows
-            ]
+            entries = [Entry(row.slot, row.start + 1 + place, place) for row in rows]
             wanted = Entries(entries, self._sampler.table, tokens_DK[at])
             tokens_L, q = self._sampler.propose(logits_DV, wanted)
             tokens_DK[at, place] = tokens_L

@@ -83,8 +83,7 @@ class MtpProposer:
             else:
                 logits_LT = self.vocabulary.whole(logits_LT)
                 entries = [
-                    Entry(row.slot, row.start + 1 + depth, depth, row.num_generated + depth)
-                    for row in (rows[number] for number in live)
+                    Entry(row.slot, row.start + 1 + depth, depth) for row in (rows[number] for number in live)
                 ]
                 tokens_L, q = self.sampler.propose(
                     logits_LT, Entries(entries, self.sampler.table, tokens_DK[at])

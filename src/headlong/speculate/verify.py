@@ -109,10 +109,7 @@ def _agree(
 
 
 def _entries(plan: Plan, draft: Draft | None, sampler: Sampler) -> Entries:
-    rows = [
-        Entry(row.slot, row.start + row.num_certain, 0, row.num_generated, row.num_logits)
-        for row in plan.rows
-    ]
+    rows = [Entry(row.slot, row.start + row.num_certain, 0, row.num_logits) for row in plan.rows]
     return Entries(rows, sampler.table, None if draft is None else draft.tokens_RK)
 
 

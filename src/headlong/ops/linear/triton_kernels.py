@@ -82,7 +82,9 @@ def add_step(
         if scales is None:
             acc_BM = dot(w_BC, x_CM, acc_BM)
         elif GROUP < C:
-            w_BC = w_BC.to(tl.float32) * by_column(scales, outs_B, first_column, scale_stride, B, C, GROUP, ROWS)
+            w_BC = w_BC.to(tl.float32) * by_column(
+                scales, outs_B, first_column, scale_stride, B, C, GROUP, ROWS
+            )
             if offsets is not None:
                 w_BC += by_column(offsets, outs_B, first_column, num_outs, B, C, GROUP, 1)
             acc_BM = dot(w_BC, x_CM, acc_BM)
@@ -98,7 +100,9 @@ def add_step(
             if half % SHARED == SHARED - 1:
                 acc_BM += scale_B[:, None] * part_BM
                 if offsets is not None:
-                    acc_BM += tl.load(factor_at(offsets, outs_B, group, num_outs, 1))[:, None] * total_M[None, :]
+                    acc_BM += (
+                        tl.load(factor_at(offsets, outs_B, group, num_outs, 1))[:, None] * total_M[None, :]
+                    )
     return acc_BM
 
 
