@@ -16,12 +16,18 @@ from headlong.quant.fp8 import Fp8Format, Fp8Weight
 SPREAD = 0.02
 """Of weights: activations neither vanish nor blow up."""
 BLOCK = 128
-ROUTERS = (".mlp.gate.weight", ".mlp.shared_expert_gate.weight")
+UNPACKED = (
+    ".mlp.gate.weight",
+    ".mlp.shared_expert_gate.weight",
+    ".in_proj_a.weight",
+    ".in_proj_b.weight",
+)
+"""Matrices of layers that FP8 checkpoints leave as they are."""
 
 
 class RandomWeights:
-    """A `WeightSource` of whatever is asked for. `fp8`: matrices of layers in eight bits, 128 × 128 to a scale; routers
-    and gates stay as they are."""
+    """A `WeightSource` of whatever is asked for. `fp8`: matrices of layers in eight bits, 128 × 128 to a scale, but for
+    those that such checkpoints leave as they are."""
 
     def __init__(
         self, dtype: torch.dtype, device: torch.device, *, fp8: bool = False, num_active: int = 0
@@ -37,7 +43,7 @@ class RandomWeights:
         return name == "lm_head.weight"
 
     def is_packed(self, name: str) -> bool:
-        return self.fp8 and "layers." in name and not name.endswith(ROUTERS)
+        return self.fp8 and "layers." in name and not name.endswith(UNPACKED)
 
     def vector(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:  # noqa: ARG002
         return self._normal(shape, dtype or self.dtype, 0.1)
