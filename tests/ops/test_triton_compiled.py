@@ -30,9 +30,9 @@ def compiled(kernel, pointers, options={}, **constants):
     types = {n: pointers.get(n, "constexpr" if n in constants else "i32") for n in names}
     even = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n in pointers or n in EVEN}
     source = ASTSource(kernel, signature=types, constexprs=constants, attrs=even)
-    options = {"num_warps": 4, "num_stages": 3, "launch_pdl": True, **options}
+    options = {"num_warps": 4, "num_stages": 3, **triton_launch.OPTIONS, "launch_pdl": True, **options}
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
-    return made["ttgir"] + (made["ptx"] if "enable_fp_fusion" in options else "")
+    return made["ttgir"] + (made["ptx"] if not options["enable_fp_fusion"] else "")
 
 missing = dict.fromkeys(("offsets", "row_scales", "bias", "residual", "columns"))
 cut = {"DTYPE": tl.bfloat16, "ZERO": 0, "EVEN": True, "PARTS": 1, "B": 64}
@@ -104,7 +104,7 @@ class Recorder:
 
 triton_matrix.multiply, triton_matrix.memory_of = Recorder(), lambda device: MEMORY
 POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int16: "*i16", torch.uint8: "*u8"}
-OPTIONS = ("num_warps", "num_stages", "maxnreg")
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion", "launch_pdl")
 
 def memory(args, given):
     names, constants = triton_kernels.multiply.arg_names, {n: v for n, v in given.items() if n not in OPTIONS}
@@ -139,11 +139,13 @@ WRITTEN = {
     "tt.load": LOAD,
 }
 """How Triton's versions write what is looked for."""
+UNSAID = "TRITON_DEFAULT_FP_FUSION"
+"""What a warning is about where it is not said whether products and sums may be one instruction."""
 
 
 def told_by(code: str, *args: str) -> dict:
     run = subprocess.run(
-        [sys.executable, "-c", code, *args],
+        [sys.executable, "-W", f"error:{UNSAID}", "-c", code, *args],
         env={**os.environ, "TRITON_INTERPRET": "0"},
         capture_output=True,
         text=True,

@@ -31,8 +31,16 @@ def _overlaps() -> bool:
     return torch.cuda.get_device_capability() >= (9, 0)
 
 
+def _options() -> dict[str, bool]:
+    """A product and a sum are one instruction where they can be. That has been Triton's own choice and will not be from
+    3.10 on: it would change what kernels cost, and their last bits, with a new Triton."""
+    if knobs.runtime.interpret:
+        return {}
+    return {"enable_fp_fusion": True, **({"launch_pdl": True} if OVERLAPS.value else {})}
+
+
 OVERLAPS = tl.constexpr(_overlaps())
-OPTIONS: dict[str, bool] = {"launch_pdl": True} if OVERLAPS.value else {}
+OPTIONS = _options()
 """Of every launch."""
 
 

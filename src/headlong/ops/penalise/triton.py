@@ -75,7 +75,7 @@ def penalise(
     _penalise[(triton.cdiv(size, BLOCK), lines)](
         logits_NV, logits_NV.stride(0), slots_R, changes_S5, changes_S5.stride(0), counts_SV, bias_SV, drafts_RK,
         out_NV, size, lines // rows, num_drafts, COUNTS=counts_SV is not None, BIASES=bias_SV is not None,
-        BLOCK=BLOCK, **UNFUSED, **OPTIONS,
+        BLOCK=BLOCK, **(OPTIONS | UNFUSED),
     )  # fmt: skip
     return out_NV
 
