@@ -90,8 +90,11 @@ SMALLER = """
 import json, sys
 import torch
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from headlong.ops import triton_launch
+triton_launch.OVERLAPS = tl.constexpr(False)
 from headlong.ops.linear import triton_kernels, triton_matrix, triton_unpack
 from headlong.ops.linear.triton_matrix import Kind
 from headlong.ops.linear.triton_widths import WIDTHS, some_matrix
@@ -113,7 +116,7 @@ def memory(args, given):
     types |= dict.fromkeys(constants, "constexpr")
     even = {(i,): [["tt.divisibility", 16]] for i, v in enumerate(args) if not isinstance(v, int) or v % 16 == 0}
     source = ASTSource(triton_kernels.multiply, {n: types[n] for n in names}, constants, even)
-    options = {n: v for n, v in given.items() if n in OPTIONS and v is not None}
+    options = {n: v for n, v in given.items() if n in OPTIONS and n != "launch_pdl" and v is not None}
     return triton.compile(source, target=GPUTarget("cuda", 86, 32), options=options).metadata.shared
 
 kinds = {

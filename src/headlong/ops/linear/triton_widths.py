@@ -67,12 +67,10 @@ def some_matrix(kind: Kind, dtype: torch.dtype, generator: torch.Generator) -> M
     def factors(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator, device=device) + 0.5
 
-    scales = factors(groups, OUTS) if groups else None
-    if groups and kind.rows > 1:
-        scales = factors(-(-OUTS // kind.rows), groups)
+    scaled = (-(-OUTS // kind.rows), groups) if kind.rows > 1 else (groups, OUTS)
     return Matrix(
         kind, dtype, OUTS, INS, codes,
-        scales=scales,
+        scales=factors(*scaled) if groups else None,
         offsets_GO=factors(groups, OUTS) if kind.has_offsets else None,
         row_scales_O=factors(OUTS) if kind.row_scaled else None,
         columns_O=None,
