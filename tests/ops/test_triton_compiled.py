@@ -19,6 +19,7 @@ from triton.compiler import ASTSource
 from headlong.ops import triton_launch
 triton_launch.OVERLAPS = tl.constexpr(True)
 from headlong.ops.draw import triton_sample as sampling
+from headlong.ops.linear import triton_beside as beside
 from headlong.ops.linear import triton_kernels as linear
 from headlong.ops.moe import triton_kernels as moe
 from headlong.ops.penalise import triton as penalise
@@ -35,7 +36,7 @@ def compiled(kernel, pointers, options={}, **constants):
     return made["ttgir"] + (made["ptx"] if not options["enable_fp_fusion"] else "")
 
 missing = dict.fromkeys(("offsets", "row_scales", "bias", "residual", "columns"))
-cut = {"DTYPE": tl.bfloat16, "ZERO": 0, "EVEN": True, "PARTS": 1, "B": 64}
+cut = {"DTYPE": tl.bfloat16, "ZERO": 0, "EVEN": True, "PARTS": 1, "B": 64, "squares": None, "LENGTH": 1}
 kinds = {
     "bfloat16": (
         {"codes": "*bf16"},
@@ -63,6 +64,13 @@ for name, (weights, kind) in kinds.items():
             moe.multiply, pointers, offsets=None, row_scales=None, **cut, **kind,
             SHARING=1, KNOWN=known, M=16,
         )
+weights, kind = kinds["fp8"]
+pointers = {"x_ND": "*bf16", "out": "*fp32", "floats": "*bf16", "float_out": "*fp32", **weights}
+sizes = {n: v for n, v in {**cut, **kind}.items() if n in beside._multiply.arg_names}
+found["beside"] = compiled(
+    beside._multiply, pointers, offsets=None, row_scales=None, **sizes, M=8,
+    FLOAT_EVEN=True, FLOAT_B=64, FLOAT_C=64, FLOAT_M=16,
+)
 counted = {"counts": "*i32", "weights": "*i64", "numbers": "*i32", "orders": "*i64"}
 cuts = {"filters": "*fp64", "keys": "*i64", "cuts": "*i64", "floors": "*fp64", "indices": "*i32"}
 given = {"logits": "*fp32", "tops": "*fp32", "leasts": "*fp32", **counted, **cuts}
@@ -110,11 +118,13 @@ POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int16: "*i16"
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion", "launch_pdl")
 
 def memory(args, given):
-    names, constants = triton_kernels.multiply.arg_names, {n: v for n, v in given.items() if n not in OPTIONS}
-    constants |= {n: None for n, v in zip(names, args) if v is None}
-    types = {n: POINTERS[v.dtype] if isinstance(v, torch.Tensor) else "i32" for n, v in zip(names, args)}
-    types |= dict.fromkeys(constants, "constexpr")
-    even = {(i,): [["tt.divisibility", 16]] for i, v in enumerate(args) if not isinstance(v, int) or v % 16 == 0}
+    names = triton_kernels.multiply.arg_names
+    passed = dict(zip(names, args)) | {n: v for n, v in given.items() if n not in OPTIONS}
+    constants = {n: v for n, v in passed.items() if v is None or n.isupper()}
+    types = {n: POINTERS[v.dtype] if isinstance(v, torch.Tensor) else "i32" for n, v in passed.items()}
+    types |= {"length_eps": "fp32", **dict.fromkeys(constants, "constexpr")}
+    whole = [n for n in names if types[n] == "i32" and passed[n] % 16 == 0]
+    even = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n in whole or types[n][0] == "*"}
     source = ASTSource(triton_kernels.multiply, {n: types[n] for n in names}, constants, even)
     options = {n: v for n, v in given.items() if n in OPTIONS and n != "launch_pdl" and v is not None}
     return triton.compile(source, target=GPUTarget("cuda", 86, 32), options=options).metadata.shared
@@ -173,6 +183,12 @@ def order(program: str, *wanted: str) -> list[str]:
 @pytest.mark.parametrize("width", [8, 16])
 def test_the_first_weights_do_not_wait(programs, kind, width):
     assert order(programs[f"linear {kind} {width}"], WAIT, COPY)[:3] == [COPY, WAIT, COPY]
+
+
+def test_the_first_weights_of_two_matrices_do_not_wait(programs):
+    """A program has a share of one or the other."""
+    one, other = programs["beside"].split(" else {")
+    assert order(one, WAIT, COPY)[:3] == order(other, WAIT, COPY)[:3] == [COPY, WAIT, COPY]
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "fp8"])

@@ -14,6 +14,7 @@ from headlong.ops.linear.triton import TritonLinear
 from headlong.ops.linear.triton_matrix import Matrix
 from headlong.ops.linear.triton_pieces import WIDTH, Pieces, add_pieces
 from headlong.ops.linear.triton_projection import GivenProjected, TritonProjection, projected_of
+from headlong.ops.norm.triton import length_args, room_args
 from support.ragged import Share
 
 STACKS = {
@@ -36,7 +37,7 @@ def added(pieces: Pieces) -> torch.Tensor:
     _, num_tokens, num_outs = pieces.tensor.shape if pieces.tensor.ndim == 3 else (1, *pieces.tensor.shape)
     out = torch.empty(num_tokens, num_outs, device=DEVICE)
     add_pieces[-(-num_outs // WIDTH), num_tokens](
-        pieces.tensor, None, None, None, out, num_outs, **pieces.cut, WIDTH=WIDTH
+        pieces.tensor, None, None, None, out, num_outs, *room_args(None, None), **pieces.cut, WIDTH=WIDTH
     )
     return out
 
@@ -133,7 +134,7 @@ class InPieces:
         tensor = parts.contiguous()
         _, num_tokens, num_outs = tensor.shape
         cut = {"num_tokens": num_tokens, "num_outs": num_outs, "num_steps": 3, "steps_each": 1}
-        return Pieces(tensor, {**cut, "B": 16, "PIECES": 3})
+        return Pieces(tensor, {**cut, "B": 16, "PIECES": 3, **length_args(None)})
 
     def first(self):
         return self.whole.first()

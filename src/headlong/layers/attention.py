@@ -9,7 +9,7 @@ from headlong.layers.context import Context
 from headlong.layers.weights import Scope
 from headlong.ops.gated_attention.native import NativeGatedAttention
 from headlong.ops.gated_attention.reference import GatedAttentionWeights
-from headlong.ops.linear.invariance import add_product
+from headlong.ops.linear.invariance import Norm, Normed, add_product
 from headlong.ops.linear.native import NativeLinear
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.program import FIRST, NOWHERE, SECOND, STREAM, Program
@@ -69,15 +69,17 @@ class Attention:
     def state_spec(self) -> KvSpec:
         return KvSpec(self.config.num_kv_heads, self.config.head_dim)
 
-    def __call__(self, x_ND: Tensor, context: Context, state: KvState, to_ND: Tensor) -> Tensor:
-        """Added to `to_ND`."""
-        projected = self.project(x_ND)
+    def __call__(
+        self, normed: Normed, context: Context, state: KvState, to_ND: Tensor, then: Norm
+    ) -> tuple[Tensor, Normed]:
+        """Added to `to_ND`, and what `then` makes of that."""
+        projected = self.project(normed)
         attended = self.attend(projected, state.keys, state.values, context.angles, context.attention)
-        return add_product(to_ND, self.out, attended)
+        return add_product(to_ND, self.out, attended, then)
 
-    def remember(self, x_ND: Tensor, context: Context, state: KvState) -> None:
+    def remember(self, normed: Normed, context: Context, state: KvState) -> None:
         """Leaves the tokens' keys and values behind, and says nothing of them."""
-        self.attend.write(self.project(x_ND), state.keys, state.values, context.angles, context.attention)
+        self.attend.write(self.project(normed), state.keys, state.values, context.angles, context.attention)
 
     def record(self, program: Program, name: str) -> bool:
         """From FIRST, added to the stream; `name` finds the state. False if it cannot be part of a program."""

@@ -7,6 +7,7 @@ from headlong.layers.context import Context
 from headlong.layers.delta_net import GatedDeltaNet
 from headlong.layers.mlp import Mlp, MoeMlp
 from headlong.layers.weights import Scope
+from headlong.ops.linear.invariance import Norm, Normed
 from headlong.ops.norm.native import NativeRmsNorm
 from headlong.ops.program import FIRST, STREAM, Program
 from headlong.state.layer import LayerState
@@ -38,9 +39,12 @@ class DecoderLayer:
     def state_spec(self) -> LayerSpec:
         return self.mixer.state_spec
 
-    def __call__(self, x_ND: Tensor, context: Context, state: LayerState) -> Tensor:
-        x_ND = self.mixer(self.mixer_norm(x_ND), context, state, x_ND)  # type: ignore[arg-type]
-        return self.mlp.plus(self.mlp_norm(x_ND), x_ND)
+    def __call__(
+        self, x_ND: Tensor, normed: Normed, context: Context, state: LayerState, then: Norm
+    ) -> tuple[Tensor, Normed]:
+        """`normed` is what its first norm made of `x_ND`, and `then` the norm that comes next."""
+        x_ND, normed = self.mixer(normed, context, state, x_ND, self.mlp_norm)  # type: ignore[arg-type]
+        return self.mlp.plus(normed, x_ND, then)
 
     def record(self, program: Program) -> bool:
         """From the stream to the stream; False if some part is not native."""

@@ -9,7 +9,7 @@ from headlong.layers.context import Context
 from headlong.layers.weights import Scope
 from headlong.ops.delta_net.native import NativeDeltaNet
 from headlong.ops.delta_net.reference import DeltaNetWeights
-from headlong.ops.linear.invariance import Projection, add_product
+from headlong.ops.linear.invariance import Norm, Normed, Projection, add_product
 from headlong.ops.linear.native import NativeLinear
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.program import FIRST, SECOND, STREAM, Program
@@ -68,10 +68,12 @@ class GatedDeltaNet:
         c = self.config
         return DeltaNetSpec(c.num_value_heads, c.key_dim, c.value_dim, c.conv_channels, c.conv_kernel)
 
-    def __call__(self, x_ND: Tensor, context: Context, state: DeltaNetState, to_ND: Tensor) -> Tensor:
-        """Added to `to_ND`."""
-        mixed = self.mix(self.project(x_ND), state.delta, state.windows, context.delta_net)
-        return add_product(to_ND, self.out, mixed)
+    def __call__(
+        self, normed: Normed, context: Context, state: DeltaNetState, to_ND: Tensor, then: Norm
+    ) -> tuple[Tensor, Normed]:
+        """Added to `to_ND`, and what `then` makes of that."""
+        mixed = self.mix(self.project(normed), state.delta, state.windows, context.delta_net)
+        return add_product(to_ND, self.out, mixed, then)
 
     def record(self, program: Program, name: str) -> bool:
         """From FIRST, added to the stream; `name` finds the state. False if it cannot be part of a program."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from headlong.layers.weights import Scope
 from headlong.ops.elementwise import sigmoid
-from headlong.ops.linear.invariance import Linear, add_product
+from headlong.ops.linear.invariance import Linear, Norm, Normed, add_product
 from headlong.ops.linear.native import NativeLinear
 from headlong.ops.moe.native import NativeExperts
 from headlong.ops.moe.reference import moe, route
@@ -30,12 +30,12 @@ class Mlp:
         gate_up = scope.stacked(*parts, in_features=hidden_size, bias=bias)
         return cls(gate_up, scope.linear("down_proj", hidden_size, intermediate_size, bias=bias), scope.ops)
 
-    def __call__(self, x_ND: Tensor) -> Tensor:
-        return self.down(self.gated(x_ND))
+    def __call__(self, normed: Normed) -> Tensor:
+        return self.down(self.gated(normed))
 
-    def plus(self, x_ND: Tensor, to_ND: Tensor) -> Tensor:
-        """Added to `to_ND`."""
-        return add_product(to_ND, self.down, self.gated(x_ND))
+    def plus(self, normed: Normed, to_ND: Tensor, then: Norm) -> tuple[Tensor, Normed]:
+        """Added to `to_ND`, and what `then` makes of that."""
+        return add_product(to_ND, self.down, self.gated(normed), then)
 
     def record(self, program: Program) -> bool:
         """From FIRST, added to the stream; False if it cannot be part of a program."""
@@ -77,17 +77,21 @@ class MoeMlp:
         joined = self.fused is not None and self.fused.has_shared
         self.shared = None if joined else _mlp(weights.shared, scope.ops)
 
-    def plus(self, x_ND: Tensor, to_ND: Tensor) -> Tensor:
-        """Added to `to_ND`."""
-        logits_NR = self.gates(x_ND)
-        shared = None if self.shared is None else self.shared(x_ND)
+    def plus(self, normed: Normed, to_ND: Tensor, then: Norm) -> tuple[Tensor, Normed]:
+        """Added to `to_ND`, and what `then` makes of that."""
+        logits_NR = self.gates(normed)
+        shared = None if self.shared is None else self.shared(normed)
+        if isinstance(self.fused, NativeExperts):
+            out_ND = self.fused(normed, logits_NR, shared, to_ND)
+            return out_ND, then(out_ND)
         if self.fused is not None:
-            return self.fused(x_ND, logits_NR, shared, to_ND)
+            return self.fused(normed, logits_NR, shared, to_ND, then)
         assert shared is not None
         count = self.config.num_experts
         experts, shares = route(logits_NR[:, :count], self.config.num_active, self.config.normalise)
-        routed = moe(x_ND, experts, shares, self.experts)
-        return to_ND + routed.add_(shared * sigmoid(logits_NR[:, count:].to(routed.dtype)))
+        routed = moe(normed, experts, shares, self.experts)
+        out_ND = to_ND + routed.add_(shared * sigmoid(logits_NR[:, count:].to(routed.dtype)))
+        return out_ND, then(out_ND)
 
     def record(self, program: Program) -> bool:
         """From FIRST, added to the stream; False if it cannot be part of a program."""

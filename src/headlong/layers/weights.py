@@ -1,13 +1,12 @@
 """How layers ask for their tensors: a scope of names over a weight source, in the dtypes layers need."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from headlong.checkpoint.load import WeightSource
-from headlong.ops.linear.invariance import Linear, Projection
+from headlong.ops.linear.invariance import Linear, Norm, Projection
 from headlong.ops.registry import Ops
 from headlong.quant.format import Weight
 
@@ -34,9 +33,7 @@ class Scope:
         weight = self.vector(f"{name}.weight", size)
         return weight + 1.0 if centred else weight
 
-    def norm(
-        self, name: str, size: int, eps: float, *, centred: bool = True, inside: bool = False
-    ) -> Callable[[Tensor], Tensor]:
+    def norm(self, name: str, size: int, eps: float, *, centred: bool = True, inside: bool = False) -> Norm:
         return self.ops.norm(self.norm_weight(name, size, centred=centred), eps, inside=inside)
 
     def matrix(self, name: str, out_features: int, in_features: int) -> Weight:

@@ -52,9 +52,11 @@ class DecoderModel(Ends):
         if self.program is not None:
             size = self.config.hidden_size
             return self.program(x_ND, context.attention, context.angles, states, result_size=size)
-        for layer in self.layers:
-            x_ND = layer(x_ND, context, states[layer.name])
-        return self.norm(x_ND)
+        normed = self.layers[0].mixer_norm(x_ND)
+        norms = [layer.mixer_norm for layer in self.layers[1:]]
+        for layer, then in zip(self.layers, [*norms, self.norm], strict=True):
+            x_ND, normed = layer(x_ND, normed, context, states[layer.name], then)
+        return normed
 
     def _record(self) -> Program | None:
         """All layers and the last norm in one call, where all of it is native."""

@@ -18,6 +18,7 @@ from headlong.layers.context import Context
 from headlong.layers.weights import Scope
 from headlong.models.config import ModelConfig
 from headlong.models.decoder import LayerFactory
+from headlong.ops.linear.invariance import Normed
 from headlong.ops.linear.native import NativeLinear
 from headlong.ops.norm.native import NativeRmsNorm
 from headlong.ops.program import FIRST, GIVEN, RESULT, STREAM, Program
@@ -51,8 +52,8 @@ class MtpHead:
             return self.forward_program(
                 embedding_ND, context.attention, context.angles, states, hidden_ND, result_size=size
             )
-        x_ND = self._join(embedding_ND, hidden_ND)
-        return self.norm(self.layer(x_ND, context, states[self.layer.name]))
+        x_ND, normed = self._joined(embedding_ND, hidden_ND)
+        return self.layer(x_ND, normed, context, states[self.layer.name], self.norm)[1]
 
     def remember(
         self, embedding_ND: Tensor, hidden_ND: Tensor, context: Context, states: Mapping[str, LayerState]
@@ -63,11 +64,13 @@ class MtpHead:
             return
         mixer, state = self.layer.mixer, states[self.layer.name]
         assert isinstance(mixer, Attention) and isinstance(state, KvState)
-        mixer.remember(self.layer.mixer_norm(self._join(embedding_ND, hidden_ND)), context, state)
+        mixer.remember(self._joined(embedding_ND, hidden_ND)[1], context, state)
 
-    def _join(self, embedding_ND: Tensor, hidden_ND: Tensor) -> Tensor:
+    def _joined(self, embedding_ND: Tensor, hidden_ND: Tensor) -> tuple[Tensor, Normed]:
+        """What the layer is given, and what its first norm makes of that."""
         pair = (self.embedding_norm(embedding_ND), self.hidden_norm(hidden_ND))
-        return self.fc(torch.cat(pair, dim=-1)).to(hidden_ND.dtype)
+        x_ND = self.fc(torch.cat(pair, dim=-1)).to(hidden_ND.dtype)
+        return x_ND, self.layer.mixer_norm(x_ND)
 
     def _record(self, *, remembering: bool) -> Program | None:
         """All of it in one call, where all of it is native; the embedding is the stream, the hidden is given."""

@@ -25,7 +25,7 @@ from headlong.ops.embedding.reference import Embedding
 from headlong.ops.gated_attention.native import NativeGatedAttention
 from headlong.ops.gated_attention.reference import GatedAttentionWeights, ReferenceGatedAttention
 from headlong.ops.linear.biased import BiasedLinear
-from headlong.ops.linear.invariance import Linear, Projection, RowLinear, find_tile
+from headlong.ops.linear.invariance import Linear, Norm, Projection, RowLinear, find_tile
 from headlong.ops.linear.native import NativeLinear, Source
 from headlong.ops.linear.onednn import OneDnnLinear, cpu_multiplies_bfloat16
 from headlong.ops.linear.reference import ReferenceLinear
@@ -202,12 +202,14 @@ class Ops:
                 return candidate.name, "; ".join(refusals)
         return RowLinear.name, "nothing faster serves"
 
-    def norm(self, weight: Tensor, eps: float, *, inside: bool = False) -> Callable[[Tensor], Tensor]:
-        """A norm of whole hidden states. One `inside` a layer goes into products alone, and need not be wider than
-        they take it."""
+    def norm(self, weight: Tensor, eps: float, *, inside: bool = False) -> Norm:
+        """A norm of whole hidden states. One `inside` a layer goes into products alone, need not be wider than they
+        take it, and may be left to them in part."""
         norm = RmsNorm(weight, eps)
         if self.triton is not None:
-            return self.triton.TritonRmsNorm(norm, self.dtype if inside else torch.float32)
+            if not inside:
+                return self.triton.TritonRmsNorm(norm)
+            return self.triton.TritonRmsNorm(norm, self.dtype, lambda: self.all_triton)
         return NativeRmsNorm(norm) if self.native else norm
 
     def delta_net(self, weights: DeltaNetWeights) -> "DeltaNet":

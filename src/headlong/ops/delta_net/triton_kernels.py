@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from headlong.ops.linear.triton_pieces import CUT, sum_pieces
+from headlong.ops.norm.triton import squares_added
 from headlong.ops.triton_launch import let_next_start, wait
 
 
@@ -95,20 +96,9 @@ def _normalised(x, eps):
 
 
 @triton.jit
-def _added(x, SIZE: tl.constexpr):
-    """Pair by pair: an order that no layout changes. [1]"""
-    if SIZE == 1:
-        return x
-    else:
-        even, odd = tl.split(tl.reshape(x, (SIZE // 2, 2)))
-        return _added(even + odd, SIZE // 2)
-
-
-@triton.jit
 def _unit(x, eps, SIZE: tl.constexpr):
     """x over its length, with the same bits in any kernel."""
-    even, odd = tl.split(tl.reshape(x, (SIZE // 2, 2)))
-    return x * tl.rsqrt(_added(tl.fma(odd, odd, even * even), SIZE // 2) + eps)
+    return x * tl.rsqrt(squares_added(x, SIZE, 1) + eps)
 
 
 @triton.jit
@@ -302,7 +292,8 @@ def _keep(
 @triton.jit(do_not_specialize=CUT, do_not_specialize_on_alignment=["projected"])
 def finish(
     projected, windows, inputs, drafts, norm, table, found, gates, out, eps,
-    num_tokens, num_outs, num_steps, steps_each, B: tl.constexpr, PIECES: tl.constexpr,
+    num_tokens, num_outs, num_steps, steps_each, squares, length_eps, length_parts,
+    B: tl.constexpr, PIECES: tl.constexpr, LENGTH: tl.constexpr,
     KEY_HEADS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr, TAPS: tl.constexpr,
     WINDOW: tl.constexpr, MAX_DRAFTS: tl.constexpr, PARTS: tl.constexpr,
     POW_E: tl.constexpr, POW_X: tl.constexpr, POW_W: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -317,8 +308,9 @@ def finish(
         weight = tl.load(norm + e, mask=in_e, other=0.0).to(tl.float32)
         wait()
         gate = sum_pieces(
-            gates, head * E + e, in_e, one, num_tokens, num_outs, num_steps, steps_each, B, PIECES, POW_E
-        )
+            gates, head * E + e, in_e, one, num_tokens, num_outs, num_steps, steps_each,
+            squares, length_eps, length_parts, B, PIECES, LENGTH, POW_E,
+        )  # fmt: skip
         at = (one.to(tl.int64) * H + head) * E + e
         normed = _normalised(tl.load(found + at, mask=in_e, other=0.0), eps)
         tl.store(out + at, normed * weight * _silu(gate), mask=in_e)

@@ -13,6 +13,7 @@ from headlong.ops.gated_attention.reference import GatedAttentionWeights
 from headlong.ops.gated_attention.triton_kernels import attend_kernel, combine_kernel, prepare_kernel
 from headlong.ops.linear.triton_pieces import Pieces
 from headlong.ops.linear.triton_projection import Projected, projected_of
+from headlong.ops.norm.triton import length_args
 from headlong.ops.rope.reference import Angles
 from headlong.ops.triton_launch import OPTIONS
 from headlong.ops.triton_step import TritonStep
@@ -27,7 +28,9 @@ POSITIONS = 32
 ROWS = 128
 """Of a step, looked at at a time to find the one that a tile belongs to."""
 COMBINED_SPLITS, COMBINED_DIM = 32, 64
-NO_GATES = dict.fromkeys(("num_tokens", "num_outs", "num_steps", "steps_each", "B", "PIECES"), 1)
+NO_GATES = dict.fromkeys(
+    ("num_tokens", "num_outs", "num_steps", "steps_each", "B", "PIECES"), 1
+) | length_args(None)
 MAX_PARTS = 1 << 26
 """Numbers that splits leave to be combined; longer prompts are attended in several passes."""
 

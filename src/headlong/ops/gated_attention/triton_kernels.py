@@ -22,7 +22,8 @@ START, QUERY_LEN, FIRST_TOKEN = tl.constexpr(1), tl.constexpr(2), tl.constexpr(5
 def prepare_kernel(
     projected, queries, keys, values, cos_ND, sin_ND, norm_HD, norm_eps, row_N, position_N, pages_RP,
     first_head, most_pages, query_scale, rotary_dim,
-    num_tokens, num_outs, num_steps, steps_each, B: tl.constexpr, PIECES: tl.constexpr,
+    num_tokens, num_outs, num_steps, steps_each, squares, length_eps, length_parts,
+    B: tl.constexpr, PIECES: tl.constexpr, LENGTH: tl.constexpr,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
     PAGE_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
@@ -46,11 +47,13 @@ def prepare_kernel(
     one = tl.program_id(0)
     x = sum_pieces(
         projected, head * HEAD_DIM + d, inside, one,
-        num_tokens, num_outs, num_steps, steps_each, B, PIECES, BLOCK_D,
+        num_tokens, num_outs, num_steps, steps_each,
+            squares, length_eps, length_parts, B, PIECES, LENGTH, BLOCK_D,
     )  # fmt: skip
     other = sum_pieces(
         projected, head * HEAD_DIM + partner, inside, one,
-        num_tokens, num_outs, num_steps, steps_each, B, PIECES, BLOCK_D,
+        num_tokens, num_outs, num_steps, steps_each,
+            squares, length_eps, length_parts, B, PIECES, LENGTH, BLOCK_D,
     )  # fmt: skip
     if NORMED:
         scale = tl.rsqrt(tl.sum(x * x, 0) + eps)
@@ -65,7 +68,8 @@ def prepare_kernel(
         place = ((page * KV_HEADS + kv) * PAGE_SIZE + position % PAGE_SIZE) * WIDTH
         v = sum_pieces(
             projected, (head + KV_HEADS) * HEAD_DIM + d, inside, one,
-            num_tokens, num_outs, num_steps, steps_each, B, PIECES, BLOCK_D,
+            num_tokens, num_outs, num_steps, steps_each,
+            squares, length_eps, length_parts, B, PIECES, LENGTH, BLOCK_D,
         )  # fmt: skip
         tl.store(keys + place + d, x.to(keys.dtype.element_ty), mask=d < WIDTH)
         tl.store(values + place + d, v.to(values.dtype.element_ty), mask=d < WIDTH)
@@ -179,7 +183,8 @@ def attend_kernel(
 @triton.jit(do_not_specialize=["first_token", "num_splits", *CUT])
 def combine_kernel(
     tops, totals, sums, gates, out, position_N, first_token, num_splits,
-    num_tokens, num_outs, num_steps, steps_each, B: tl.constexpr, PIECES: tl.constexpr,
+    num_tokens, num_outs, num_steps, steps_each, squares, length_eps, length_parts,
+    B: tl.constexpr, PIECES: tl.constexpr, LENGTH: tl.constexpr,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     FIRST_SPLIT: tl.constexpr, SPLITS_PER_SIZE: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -193,7 +198,8 @@ def combine_kernel(
     if gates is not None:
         gate = sum_pieces(
             gates, head * HEAD_DIM + d, inside, token,
-            num_tokens, num_outs, num_steps, steps_each, B, PIECES, BLOCK_D,
+            num_tokens, num_outs, num_steps, steps_each,
+            squares, length_eps, length_parts, B, PIECES, LENGTH, BLOCK_D,
         )  # fmt: skip
     parts = (index * HEADS + head) * num_splits
     top, total = float("-inf"), 0.0

@@ -34,13 +34,21 @@ class Linear(Protocol):
     def __call__(self, x_ND: Tensor) -> Tensor: ...
 
 
-def add_product(to_ND: Tensor, linear: Linear, x_ND: Tensor) -> Tensor:
-    """`to_ND` + linear(x), in one go where the linear can."""
+Normed = Any
+"""What a norm makes of hidden states: a tensor, or what only the products understand that it goes into."""
+Norm = Callable[[Tensor], Normed]
+
+
+def add_product(to_ND: Tensor, linear: Linear, x_ND: Tensor, then: Norm) -> tuple[Tensor, Normed]:
+    """`to_ND` + linear(x), and what `then` makes of that; in one go where the linear can."""
     plus = getattr(linear, "plus", None)
-    return to_ND + linear(x_ND) if plus is None else plus(x_ND, to_ND)
+    if plus is not None:
+        return plus(x_ND, to_ND, then)
+    out_ND = to_ND + linear(x_ND)
+    return out_ND, then(out_ND)
 
 
-Projection = Callable[[Tensor], Any]
+Projection = Callable[[Normed], Any]
 """A linear that a layer's core begins with, or what only that core understands."""
 LinearFactory = Callable[[Tensor, int], Linear]
 

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from headlong.ops.best.triton import best
 from headlong.ops.linear import triton_pieces
+from headlong.ops.linear.triton_beside import Pair, add_both
 from headlong.ops.linear.triton_layout import kind_of, matrices_of, picked, shape_of
-from headlong.ops.linear.triton_matrix import Matrix
+from headlong.ops.linear.triton_matrix import FEW, Matrix
 from headlong.ops.linear.triton_pieces import Pieces
 from headlong.ops.linear.triton_widths import SURE, width_for
+from headlong.ops.norm.triton import HalfNormed, Norm, Normed, half_normed_room, to_multiply
 from headlong.ops.silu_mul.triton import silu_mul
 from headlong.quant.format import Weight
 
@@ -43,6 +45,7 @@ class TritonLinear:
         self.bias = None if bias is None else bias.to(weights[0].device).contiguous()
         self.matrices = matrices_of(weights, order, dtype)
         self._dtype = self.matrices[0].dtype
+        self._pair = Pair.of(self.matrices)
         most = max(matrix.num_pieces * matrix.outs for matrix in self.matrices)
         self._tokens_at_once = min(max(WORKSPACE // most, SURE), 1 << 15)
 
@@ -54,28 +57,45 @@ class TritonLinear:
         kind = kind_of(weight)
         return kind if isinstance(kind, str) else None
 
-    def __call__(self, x_ND: Tensor, add_to: Tensor | None = None) -> Tensor:
+    def __call__(self, given: Normed, add_to: Tensor | None = None) -> Tensor:
         """float32 [N, out]; plus `add_to`, of the same shape and dtype."""
+        return self._added(given, add_to, None)[0]
+
+    def plus(self, x_ND: Tensor, to_ND: Tensor, then: Norm) -> tuple[Tensor, Normed]:
+        """The product added to `to_ND`, and what `then` makes of that."""
+        out_ND, normed = self._added(x_ND, to_ND, then)
+        return out_ND, then(out_ND) if normed is None else normed
+
+    def _added(
+        self, given: Normed, add_to: Tensor | None, then: Norm | None
+    ) -> tuple[Tensor, HalfNormed | None]:
+        x_ND, _ = to_multiply(given)
         out_NO = x_ND.new_empty((len(x_ND), self.out_features), dtype=torch.float32)
         residual_NO = None if add_to is None else add_to.contiguous()
-        for part, x in self._launches(x_ND):
+        room = None
+        if self._whole is not None and not self._whole.is_whole:
+            room = half_normed_room(then, out_NO, triton_pieces.WIDTH)
+        for part, x, half in self._launches(given):
+            if self._pair is not None and add_to is None and len(x) <= FEW:
+                add_both(self._pair, x, self.bias, half, out_NO[part])
+                continue
             residual = None if residual_NO is None else residual_NO[part]
+            put = None if room is None else room.some(part)
             for matrix in self.matrices:
-                triton_pieces.add(matrix, x, width_for(len(x), matrix), self.bias, residual, out_NO[part])
-        return out_NO
+                triton_pieces.add(
+                    matrix, x, width_for(len(x), matrix), self.bias, residual, out_NO[part], half, then, put
+                )
+        return out_NO, room
 
-    def plus(self, x_ND: Tensor, to_ND: Tensor) -> Tensor:
-        """The product added to `to_ND`, in one go."""
-        return self(x_ND, to_ND)
-
-    def gated(self, x_ND: Tensor, dtype: torch.dtype) -> Tensor:
+    def gated(self, given: Normed, dtype: torch.dtype) -> Tensor:
         """silu(first half of the outputs) · second half."""
         whole = self._whole
         if whole is None:
-            return silu_mul(self(x_ND), dtype)
+            return silu_mul(self(given), dtype)
+        x_ND, _ = to_multiply(given)
         out_NI = x_ND.new_empty((len(x_ND), self.out_features // 2), dtype=dtype)
-        for part, x in self._launches(x_ND):
-            triton_pieces.gate(whole, x, width_for(len(x), whole), self.bias, out_NI[part])
+        for part, x, half in self._launches(given):
+            triton_pieces.gate(whole, x, width_for(len(x), whole), self.bias, out_NI[part], half)
         return out_NI
 
     def best(self, x_ND: Tensor) -> Tensor:
@@ -84,27 +104,28 @@ class TritonLinear:
         if whole is None:
             return best(self(x_ND))
         found_N = x_ND.new_empty(len(x_ND), dtype=torch.long)
-        for part, x in self._launches(x_ND):
+        for part, x, _ in self._launches(x_ND):
             triton_pieces.best(whole, x, width_for(len(x), whole), self.bias, found_N[part])
         return found_N
 
-    def pieces(self, x_ND: Tensor, *, known: bool = False) -> Pieces:
+    def pieces(self, given: Normed, *, known: bool = False) -> Pieces:
         """What `__call__` gives, for kernels that add its pieces themselves; where that would take too much memory, or
         there is more to it than a sum, they are added. `known` says that the inputs were there before what was
         launched last began, and that it waited before it let others start."""
-        whole = self._whole
+        whole, (x_ND, half) = self._whole, to_multiply(given)
         if whole is None or self.bias is not None or len(x_ND) > self._tokens_at_once:
-            return Pieces.whole(self(x_ND))
+            return Pieces.whole(self(given))
         fitting_ND = x_ND.to(self._dtype).contiguous()
         known = known and fitting_ND is x_ND  # else it is only just being made
-        return Pieces.of(whole, whole.multiply(fitting_ND, width_for(len(x_ND), whole), known=known))
+        return Pieces.of(whole, whole.multiply(fitting_ND, width_for(len(x_ND), whole), known=known), half)
 
-    def _launches(self, x_ND: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """The tokens that go at once, and what they are multiplied as."""
+    def _launches(self, given: Normed) -> Iterator[tuple[slice, Tensor, HalfNormed | None]]:
+        """The tokens that go at once, what they are multiplied as, and what that is half of."""
+        x_ND, half = to_multiply(given)
         x_ND = x_ND.to(self._dtype).contiguous()
         for first in range(0, len(x_ND), self._tokens_at_once):
             part = slice(first, first + self._tokens_at_once)
-            yield part, x_ND[part]
+            yield part, x_ND[part], None if half is None else half.some(part)
 
     @property
     def _whole(self) -> Matrix | None:

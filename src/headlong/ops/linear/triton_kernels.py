@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from headlong.ops.linear.triton_unpack import INTERPRETED, decode
+from headlong.ops.norm.triton import inverse_lengths
 from headlong.ops.silu_mul.triton import gated
 from headlong.ops.triton_launch import let_next_start, wait, waited
 
@@ -108,7 +109,8 @@ def add_step(
 
 @triton.jit
 def put(total, outs, token, is_out, inside, bias, residual, columns, out, num_columns):
-    """Sums, plus the bias, then what they are added to. `columns` says where outputs go, if not side by side."""
+    """Sums, plus the bias, then what they are added to, which it returns. `columns` says where outputs go, if not side
+    by side."""
     if columns is not None:
         outs = tl.load(columns + outs, mask=is_out, other=0)
     if bias is not None:
@@ -117,6 +119,7 @@ def put(total, outs, token, is_out, inside, bias, residual, columns, out, num_co
     if residual is not None:
         total += tl.load(residual + at, mask=inside, other=0.0)
     tl.store(out + at, total, mask=inside)
+    return total
 
 
 @triton.jit
@@ -129,23 +132,19 @@ def put_gated(acc_BM, outs, token, is_out, inside, bias, out, size, B: tl.conste
     tl.store(out + token.to(tl.int64) * size + outs, gated(gate, up), mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_steps", "steps_each", "all_steps"])
-def multiply(
-    x_ND, codes, scales, offsets, row_scales, out, bias, residual, columns,
+@triton.jit
+def multiply_share(
+    share, x_ND, codes, scales, offsets, row_scales, out, bias, residual, columns, squares, length_eps, length_parts,
     num_tokens, num_outs, num_ins, row_stride, scale_stride, num_steps, steps_each, all_steps, num_columns,
     DTYPE: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr, HALVES: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr, TOGETHER: tl.constexpr,
-    WHOLE: tl.constexpr, PARTS: tl.constexpr, KNOWN: tl.constexpr, B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
+    WHOLE: tl.constexpr, PARTS: tl.constexpr, KNOWN: tl.constexpr, LENGTH: tl.constexpr,
+    B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    """A program's share: `steps_each` of the `all_steps`, of which a tile has `num_steps`, for M of the tokens. Leaves
-    pieces of sums, or, WHOLE, what becomes of them. Two PARTS are gates, then as many of what they are gates of. KNOWN
-    inputs were there before the kernel before began, and it waited before it let this one start; and what it reads is
-    in use until after this one, so it is not where this one writes. Then nothing has to be waited for, but by one
-    program, for what comes later: the others make room for more of them."""
-    let_next_start()
+    """What `multiply` says, of this share."""
     tokens_M = tl.program_id(0) * M + tl.arange(0, M)
     there_M = tokens_M < num_tokens
-    first = tl.program_id(1) * steps_each
+    first = share * steps_each
     last = tl.minimum(first + steps_each, all_steps)
     columns_C = tl.arange(0, C)
     x_CM_at = x_ND + tokens_M.to(tl.int64)[None, :] * num_ins + columns_C[:, None]
@@ -173,14 +172,40 @@ def multiply(
             wait()
         if row_scales is not None:
             acc_BM *= tl.load(row_scales + outs_B)[:, None]
+        if squares is not None:
+            acc_BM *= inverse_lengths(squares, tokens_M, there_M, length_eps, length_parts, LENGTH, M)
         place = tile * (B // PARTS) + tl.arange(0, B // PARTS)[:, None]
         token, inside = tokens_M[None, :], (place < size) & there_M[None, :]
         if PARTS == 2:
             put_gated(acc_BM, place, token, place < size, inside, bias, out, size, B, M)
         else:
             if not WHOLE:
-                token += (tl.program_id(1) - tile * num_steps // steps_each) * num_tokens
+                token += (share - tile * num_steps // steps_each) * num_tokens
             put(acc_BM, place, token, place < size, inside, bias, residual, columns, out, num_columns)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_steps", "steps_each", "all_steps", "length_parts"])
+def multiply(
+    x_ND, codes, scales, offsets, row_scales, out, bias, residual, columns, squares, length_eps, length_parts,
+    num_tokens, num_outs, num_ins, row_stride, scale_stride, num_steps, steps_each, all_steps, num_columns,
+    DTYPE: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr, HALVES: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr, TOGETHER: tl.constexpr,
+    WHOLE: tl.constexpr, PARTS: tl.constexpr, KNOWN: tl.constexpr, LENGTH: tl.constexpr,
+    B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    """A program's share: `steps_each` of the `all_steps`, of which a tile has `num_steps`, for M of the tokens. Leaves
+    pieces of sums, or, WHOLE, what becomes of them, divided by the inputs' lengths where there are `squares`. Two PARTS
+    are gates, then as many of what they are gates of. KNOWN inputs were there before the kernel before began, and it
+    waited before it let this one start; and what it reads is in use until after this one, so it is not where this one
+    writes. Then nothing has to be waited for, but by one program, for what comes later: the others make room for more
+    of them."""
+    let_next_start()
+    multiply_share(
+        tl.program_id(1), x_ND, codes, scales, offsets, row_scales, out, bias, residual, columns,
+        squares, length_eps, length_parts,
+        num_tokens, num_outs, num_ins, row_stride, scale_stride, num_steps, steps_each, all_steps, num_columns,
+        DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, TOGETHER, WHOLE, PARTS, KNOWN, LENGTH, B, C, M,
+    )  # fmt: skip
     if KNOWN:
         last = tl.program_id(0) == tl.num_programs(0) - 1
         if last & (tl.program_id(1) == tl.num_programs(1) - 1):

@@ -4,7 +4,7 @@
 
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -13,6 +13,7 @@ from torch import Tensor
 from triton.compiler.compiler import max_shared_mem
 
 from headlong.ops.linear.triton_kernels import multiply
+from headlong.ops.norm.triton import HalfNormed, length_args
 from headlong.ops.triton_launch import OPTIONS
 
 PROGRAMS = 264
@@ -181,35 +182,68 @@ class Matrix:
         return pieces
 
     def put(
-        self, x_ND: Tensor, width: int, bias: Tensor | None, residual_NO: Tensor | None, out_NO: Tensor
-    ) -> None:
-        """Whole sums into those columns of `out_NO` that are the matrix's."""
+        self, x_ND: Tensor, width: int, bias: Tensor | None, residual_NO: Tensor | None, out_NO: Tensor,
+        half: HalfNormed | None,
+    ) -> None:  # fmt: skip
+        """Whole sums into those columns of `out_NO` that are the matrix's, divided by the lengths of what `x_ND` is
+        half of."""
         self._launch(
-            x_ND, width, out_NO, bias, residual_NO, self.columns_O, num_columns=out_NO.shape[1], whole=True
+            x_ND,
+            width,
+            out_NO,
+            bias,
+            residual_NO,
+            self.columns_O,
+            half,
+            num_columns=out_NO.shape[1],
+            whole=True,
         )
 
-    def put_gated(self, x_ND: Tensor, width: int, bias: Tensor | None, out_NI: Tensor) -> None:
+    def put_gated(
+        self, x_ND: Tensor, width: int, bias: Tensor | None, out_NI: Tensor, half: HalfNormed | None
+    ) -> None:
         """silu(first half of the outputs) · second half."""
-        self._launch(x_ND, width, out_NI, bias, num_columns=out_NI.shape[1], whole=True, parts=2)
+        self._launch(x_ND, width, out_NI, bias, half=half, num_columns=out_NI.shape[1], whole=True, parts=2)
 
     def _launch(
         self, x_ND: Tensor, width: int, out: Tensor, bias: Tensor | None = None, residual_NO: Tensor | None = None,
-        columns_O: Tensor | None = None, *, num_columns: int, whole: bool = False, parts: int = 1, known: bool = False,
+        columns_O: Tensor | None = None, half: HalfNormed | None = None, *,
+        num_columns: int, whole: bool = False, parts: int = 1, known: bool = False,
     ) -> None:  # fmt: skip
-        num_tokens, plan, kind = len(x_ND), self.plan, self.kind
-        shorter = self._shorter(width)
-        multiply[triton.cdiv(num_tokens, width), triton.cdiv(self.all_steps, plan.steps_each)](
-            x_ND, self.codes, self.scales, self.offsets_GO, self.row_scales_O, out, bias, residual_NO, columns_O,
-            num_tokens, self.outs, self.ins, kind.words(self.ins),
-            0 if self.scales is None else self.scales.shape[1], shorter * self.num_steps,
-            shorter * plan.steps_each, shorter * self.all_steps, num_columns,
-            DTYPE=DTYPES[self.dtype], CODE=kind.code, ZERO=kind.zero, HALVES=halves(kind.bits),
-            GROUP=kind.group, ROWS=kind.rows, EVEN=kind.padded(self.ins) == self.ins,
-            TOGETHER=kind.together, WHOLE=whole, PARTS=parts, KNOWN=known,
-            B=plan.block_outs, C=plan.block_ins // shorter, M=width,
-            num_warps=plan.num_warps * (2 if width > 128 else 1), num_stages=self._num_stages(width),
-            maxnreg=self._registers(width), **OPTIONS,
+        multiply[triton.cdiv(len(x_ND), width), self.programs](
+            x_ND, out=out, bias=bias, residual=residual_NO, columns=columns_O, num_columns=num_columns,
+            WHOLE=whole, PARTS=parts, KNOWN=known, **length_args(half),
+            **self.args(len(x_ND), width), **self.options(width),
         )  # fmt: skip
+
+    @property
+    def programs(self) -> int:
+        """That share it."""
+        return triton.cdiv(self.all_steps, self.plan.steps_each)
+
+    def args(self, num_tokens: int, width: int, shorter: int | None = None) -> dict[str, Any]:
+        """Of a launch, as `multiply` calls them, but for what it is multiplied with and where sums go. Steps are
+        `shorter` than the plan's; as short as they best are, if it is not said."""
+        plan, kind, scales = self.plan, self.kind, self.scales
+        shorter = self._shorter(width) if shorter is None else shorter
+        return {
+            "codes": self.codes, "scales": scales, "offsets": self.offsets_GO, "row_scales": self.row_scales_O,
+            "num_tokens": num_tokens, "num_outs": self.outs, "num_ins": self.ins, "row_stride": kind.words(self.ins),
+            "scale_stride": 0 if scales is None else scales.shape[1], "num_steps": shorter * self.num_steps,
+            "steps_each": shorter * plan.steps_each, "all_steps": shorter * self.all_steps,
+            "DTYPE": DTYPES[self.dtype], "CODE": kind.code, "ZERO": kind.zero, "HALVES": halves(kind.bits),
+            "GROUP": kind.group, "ROWS": kind.rows, "EVEN": kind.padded(self.ins) == self.ins,
+            "TOGETHER": kind.together, "B": plan.block_outs, "C": plan.block_ins // shorter, "M": width,
+        }  # fmt: skip
+
+    def options(self, width: int) -> dict[str, Any]:
+        """Of a launch, as Triton calls them."""
+        return {
+            "num_warps": self.plan.num_warps * (2 if width > 128 else 1),
+            "num_stages": self._num_stages(width),
+            "maxnreg": self._registers(width),
+            **OPTIONS,
+        }
 
     def _registers(self, width: int) -> int | None:
         """More tokens need more of them, above all for few threads."""

@@ -1,5 +1,5 @@
-"""What becomes of sums, so that it costs no launch of its own: bias and residual, an MLP's gate, the best token. Where
-`multiply` leaves pieces of them, these are added first, one after the other.
+"""What becomes of sums, so that it costs no launch of its own: bias and residual, half of a norm, an MLP's gate, the
+best token. Where `multiply` leaves pieces of them, these are added first, one after the other.
 
 Which outputs a program takes does not change how their pieces are added.
 """
@@ -16,14 +16,15 @@ from torch import Tensor
 from headlong.ops.best.triton import best_of_parts, first_best
 from headlong.ops.linear.triton_kernels import put
 from headlong.ops.linear.triton_matrix import Matrix
+from headlong.ops.norm.triton import HalfNormed, Norm, inverse_length, length_args, put_half_normed, room_args
 from headlong.ops.silu_mul.triton import gated
-from headlong.ops.triton_launch import OPTIONS, follow
+from headlong.ops.triton_launch import OPTIONS, follow, let_next_start, wait
 
 WIDTH = 256
 """Outputs whose pieces a program adds."""
 COMPARED = 1024
 """Outputs of which a program finds the best."""
-CUT = ["num_tokens", "num_steps", "steps_each"]
+CUT = ["num_tokens", "num_steps", "steps_each", "length_parts"]
 """What no kernel is made for: one serves all."""
 
 
@@ -31,10 +32,11 @@ class Pieces(NamedTuple):
     """Sums, [pieces, N, outs], which kernels find by `cut` and add by `sum_pieces`."""
 
     tensor: Tensor
-    cut: dict[str, int]
+    cut: dict[str, object]
 
     @classmethod
-    def of(cls, matrix: Matrix, pieces_PNO: Tensor) -> "Pieces":
+    def of(cls, matrix: Matrix, pieces_PNO: Tensor, half: HalfNormed | None) -> "Pieces":
+        """`half` is what was multiplied, if its other half is still to come."""
         cut = {
             "num_tokens": pieces_PNO.shape[1],
             "num_outs": matrix.outs,
@@ -42,6 +44,7 @@ class Pieces(NamedTuple):
             "steps_each": matrix.plan.steps_each,
             "B": matrix.plan.block_outs,
             "PIECES": matrix.num_pieces,
+            **length_args(half),
         }
         return cls(pieces_PNO, cut)
 
@@ -50,13 +53,13 @@ class Pieces(NamedTuple):
         """Nothing is left to add."""
         tokens, outs = sums_NO.shape
         cut = {"num_tokens": tokens, "num_outs": outs, "num_steps": 1, "steps_each": 1, "B": 1, "PIECES": 1}
-        return cls(sums_NO.contiguous(), cut)
+        return cls(sums_NO.contiguous(), {**cut, **length_args(None)})
 
 
 @triton.jit
 def sum_pieces(
-    pieces, outs, inside, token, num_tokens, num_outs, num_steps, steps_each,
-    B: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr,
+    pieces, outs, inside, token, num_tokens, num_outs, num_steps, steps_each, squares, length_eps, length_parts,
+    B: tl.constexpr, PIECES: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Some outputs of a token."""
     first_step = outs // B * num_steps
@@ -65,30 +68,42 @@ def sum_pieces(
     for piece in tl.static_range(PIECES):
         at = pieces + (piece * num_tokens + token).to(tl.int64) * num_outs + outs
         total += tl.load(at, mask=inside & (piece < num_pieces), other=0.0)
+    if squares is not None:
+        total *= inverse_length(squares, token, length_eps, length_parts, LENGTH)
     return total
 
 
 @triton.jit(do_not_specialize=CUT)
 def add_pieces(
-    pieces, bias, residual, columns, out, num_columns,
-    num_tokens, num_outs, num_steps, steps_each,
-    B: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr,
+    pieces, bias, residual, columns, out, num_columns, norm_weight, normed, normed_squares, normed_parts,
+    num_tokens, num_outs, num_steps, steps_each, squares, length_eps, length_parts,
+    B: tl.constexpr, PIECES: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    follow()
+    let_next_start()
     outs = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     token = tl.program_id(1)
     inside = outs < num_outs
+    weight_W = tl.zeros((WIDTH,), tl.float32)
+    if norm_weight is not None:
+        weight_W = tl.load(norm_weight + outs, mask=inside, other=0.0).to(tl.float32)
+    wait()
     total = sum_pieces(
-        pieces, outs, inside, token, num_tokens, num_outs, num_steps, steps_each, B, PIECES, WIDTH
-    )
-    put(total, outs, token, inside, inside, bias, residual, columns, out, num_columns)
+        pieces, outs, inside, token, num_tokens, num_outs, num_steps, steps_each,
+        squares, length_eps, length_parts, B, PIECES, LENGTH, WIDTH,
+    )  # fmt: skip
+    total = put(total, outs, token, inside, inside, bias, residual, columns, out, num_columns)
+    if norm_weight is not None:
+        put_half_normed(
+            total, outs, inside, token, tl.program_id(0), weight_W, normed, normed_squares, num_outs, normed_parts,
+            WIDTH,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=CUT)
 def gate_pieces(
     pieces, bias, out,
-    num_tokens, num_outs, num_steps, steps_each,
-    B: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr,
+    num_tokens, num_outs, num_steps, steps_each, squares, length_eps, length_parts,
+    B: tl.constexpr, PIECES: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The first half of the outputs are gates of the second."""
     follow()
@@ -97,11 +112,13 @@ def gate_pieces(
     token = tl.program_id(1)
     inside = gates < size
     gate = sum_pieces(
-        pieces, gates, inside, token, num_tokens, num_outs, num_steps, steps_each, B, PIECES, WIDTH
-    )
+        pieces, gates, inside, token, num_tokens, num_outs, num_steps, steps_each,
+        squares, length_eps, length_parts, B, PIECES, LENGTH, WIDTH,
+    )  # fmt: skip
     up = sum_pieces(
-        pieces, gates + size, inside, token, num_tokens, num_outs, num_steps, steps_each, B, PIECES, WIDTH
-    )
+        pieces, gates + size, inside, token, num_tokens, num_outs, num_steps, steps_each,
+        squares, length_eps, length_parts, B, PIECES, LENGTH, WIDTH,
+    )  # fmt: skip
     if bias is not None:
         gate += tl.load(bias + gates, mask=inside, other=0.0).to(tl.float32)
         up += tl.load(bias + size + gates, mask=inside, other=0.0).to(tl.float32)
@@ -111,8 +128,8 @@ def gate_pieces(
 @triton.jit(do_not_specialize=CUT)
 def best_of_pieces(
     pieces, bias, tops, indices,
-    num_tokens, num_outs, num_steps, steps_each,
-    B: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr,
+    num_tokens, num_outs, num_steps, steps_each, squares, length_eps, length_parts,
+    B: tl.constexpr, PIECES: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The best of some outputs, and which it is."""
     follow()
@@ -120,8 +137,9 @@ def best_of_pieces(
     outs = part * WIDTH + tl.arange(0, WIDTH)
     inside = outs < num_outs
     total = sum_pieces(
-        pieces, outs, inside, token, num_tokens, num_outs, num_steps, steps_each, B, PIECES, WIDTH
-    )
+        pieces, outs, inside, token, num_tokens, num_outs, num_steps, steps_each,
+        squares, length_eps, length_parts, B, PIECES, LENGTH, WIDTH,
+    )  # fmt: skip
     if bias is not None:
         total += tl.load(bias + outs, mask=inside, other=0.0).to(tl.float32)
     top, first = first_best(total, outs, inside)
@@ -131,27 +149,33 @@ def best_of_pieces(
 
 
 def add(
-    matrix: Matrix, x_ND: Tensor, width: int, bias: Tensor | None, residual_NO: Tensor | None, out_NO: Tensor
-) -> None:
-    """The product, the bias and the residual, into those columns of `out_NO` that are the matrix's."""
+    matrix: Matrix, x_ND: Tensor, width: int, bias: Tensor | None, residual_NO: Tensor | None, out_NO: Tensor,
+    half: HalfNormed | None = None, then: Norm | None = None, room: HalfNormed | None = None,
+) -> None:  # fmt: skip
+    """The product, the bias and the residual, into those columns of `out_NO` that are the matrix's. `half` is what
+    `x_ND` belongs to, if sums are still to be divided; the first half of what comes `then` goes
+    into `room`, of a product in pieces alone."""
     if matrix.is_whole:
-        matrix.put(x_ND, width, bias, residual_NO, out_NO)
+        matrix.put(x_ND, width, bias, residual_NO, out_NO, half)
         return
     pieces_PNO = matrix.multiply(x_ND, width)
     add_pieces[triton.cdiv(matrix.outs, WIDTH), len(out_NO)](
         pieces_PNO, bias, residual_NO, matrix.columns_O, out_NO, out_NO.shape[1],
-        **Pieces.of(matrix, pieces_PNO).cut, WIDTH=WIDTH, **OPTIONS,
+        *room_args(then, room),
+        **Pieces.of(matrix, pieces_PNO, half).cut, WIDTH=WIDTH, **OPTIONS,
     )  # fmt: skip
 
 
-def gate(matrix: Matrix, x_ND: Tensor, width: int, bias: Tensor | None, out_NI: Tensor) -> None:
+def gate(
+    matrix: Matrix, x_ND: Tensor, width: int, bias: Tensor | None, out_NI: Tensor, half: HalfNormed | None = None
+) -> None:  # fmt: skip
     """silu(first half of the outputs) · second half."""
     if matrix.is_whole:
-        matrix.put_gated(x_ND, width, bias, out_NI)
+        matrix.put_gated(x_ND, width, bias, out_NI, half)
         return
     pieces_PNO = matrix.multiply(x_ND, width)
     gate_pieces[triton.cdiv(out_NI.shape[1], WIDTH), len(out_NI)](
-        pieces_PNO, bias, out_NI, **Pieces.of(matrix, pieces_PNO).cut, WIDTH=WIDTH, **OPTIONS
+        pieces_PNO, bias, out_NI, **Pieces.of(matrix, pieces_PNO, half).cut, WIDTH=WIDTH, **OPTIONS
     )
 
 
@@ -162,6 +186,7 @@ def best(matrix: Matrix, x_ND: Tensor, width: int, bias: Tensor | None, found_N:
     tops_NP = pieces_PNO.new_empty(num_tokens, parts)
     indices_NP = pieces_PNO.new_empty(num_tokens, parts, dtype=torch.int32)
     best_of_pieces[parts, num_tokens](
-        pieces_PNO, bias, tops_NP, indices_NP, **Pieces.of(matrix, pieces_PNO).cut, WIDTH=COMPARED, **OPTIONS
-    )
+        pieces_PNO, bias, tops_NP, indices_NP,
+        **Pieces.of(matrix, pieces_PNO, None).cut, WIDTH=COMPARED, **OPTIONS,
+    )  # fmt: skip
     best_of_parts(tops_NP, indices_NP, found_N)

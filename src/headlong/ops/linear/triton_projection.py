@@ -12,26 +12,27 @@ from torch import Tensor
 from headlong.ops.linear.triton import TritonLinear
 from headlong.ops.linear.triton_layout import shape_of
 from headlong.ops.linear.triton_pieces import Pieces
+from headlong.ops.norm.triton import Normed
 from headlong.quant.format import Weight
 
 
 class TritonProjected:
     """Tokens on their way into a core."""
 
-    def __init__(self, x_ND: Tensor, first: TritonLinear, gates: TritonLinear | None) -> None:
-        self._x_ND, self._first, self._gates = x_ND, first, gates
+    def __init__(self, given: Normed, first: TritonLinear, gates: TritonLinear | None) -> None:
+        self._given, self._first, self._gates = given, first, gates
 
     def first(self) -> Tensor:
         """All but the gates."""
-        return self._first(self._x_ND)
+        return self._first(self._given)
 
     def pieces(self) -> Pieces:
         """The same."""
-        return self._first.pieces(self._x_ND)
+        return self._first.pieces(self._given)
 
     def gates(self) -> Pieces | None:
         """To be asked for right after a kernel that waits before it lets others start. None where there are none."""
-        return None if self._gates is None else self._gates.pieces(self._x_ND, known=True)
+        return None if self._gates is None else self._gates.pieces(self._given, known=True)
 
 
 class GivenProjected:
@@ -87,5 +88,5 @@ class TritonProjection:
         bias = None if bias is None else bias[wanted_O.to(bias.device)]
         return TritonLinear(weights, order[wanted_O.to(order.device)], bias, dtype=dtype)
 
-    def __call__(self, x_ND: Tensor) -> TritonProjected:
-        return TritonProjected(x_ND, self.first, self.gates)
+    def __call__(self, given: Normed) -> TritonProjected:
+        return TritonProjected(given, self.first, self.gates)

@@ -7,7 +7,7 @@ expert that every token is routed to. A token's bits depend on its own row alone
 # pyright: reportArgumentType=false, reportCallIssue=false
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from headlong.ops.linear.triton import WORKSPACE, TritonLinear
 from headlong.ops.linear.triton_matrix import DTYPES, Kind, Matrix, columns_at_once, halves
 from headlong.ops.moe import triton_kernels as kernels
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
+from headlong.ops.norm.triton import Norm, Normed, half_normed_room, length_args, room_args, to_multiply
 from headlong.ops.triton_launch import OPTIONS
 from headlong.quant.format import Weight
 
@@ -88,20 +89,22 @@ class Stack:
         return self.outs // self.parts
 
     def multiply(
-        self, x: Tensor, places: Tensor, pairs_P: Tensor, sharing: int, dtype: torch.dtype, *, known: bool = False
+        self, given: Normed, places: Tensor, pairs_P: Tensor, sharing: int, dtype: torch.dtype, *, known: bool = False
     ) -> Tensor:  # fmt: skip
-        """For each pair, in `dtype`; `sharing` pairs have one row of `x`. `known` says that what was launched last is
-        another such product of these places."""
+        """For each pair, in `dtype`; `sharing` pairs have one row of what is given. `known` says that what was launched
+        last is another such product of these places."""
         kind, plan, codes, scales = self.kind, self.plan, self.codes, self.scales
+        x, half = to_multiply(given)
         out = x.new_empty((len(pairs_P), self.out_size), dtype=dtype)
         step = plan.block_ins * halves(kind.bits)
         kernels.multiply[triton.cdiv(self.out_size, plan.block_outs // self.parts), len(places)](
             x, codes, scales, self.offsets_EGO, self.row_scales_EO, places, pairs_P, out,
-            self.outs, self.ins, kind.words(self.ins), codes.stride(0), 0 if scales is None else scales.stride(0),
-            0 if scales is None else scales.stride(1), triton.cdiv(self.ins, step),
+            num_outs=self.outs, num_ins=self.ins, row_stride=kind.words(self.ins), expert_stride=codes.stride(0),
+            expert_scales=0 if scales is None else scales.stride(0),
+            scale_stride=0 if scales is None else scales.stride(1), num_steps=triton.cdiv(self.ins, step),
             DTYPE=DTYPES[self.dtype], CODE=kind.code, ZERO=kind.zero, HALVES=halves(kind.bits),
             GROUP=kind.group, ROWS=kind.rows, EVEN=self.ins % step == 0, TOGETHER=kind.together,
-            SHARING=sharing, PARTS=self.parts, KNOWN=known,
+            SHARING=sharing, PARTS=self.parts, KNOWN=known, **length_args(half),
             B=plan.block_outs, C=plan.block_ins, M=PAIRS,
             num_warps=plan.num_warps, num_stages=plan.num_stages, **OPTIONS,
         )  # fmt: skip
@@ -143,25 +146,30 @@ class TritonExperts:
             _put(stacks, expert, matrices)
         return cls(*stacks, weights)
 
-    def __call__(self, x_ND: Tensor, logits_NR: Tensor, shared_ND: Tensor | None, to_ND: Tensor) -> Tensor:
-        """Added to `to_ND`, in float32. `logits_NR` are the router's, then the shared expert's gate; `shared_ND` is
-        what that expert gives, where it is not among the others."""
+    def __call__(
+        self, given: Normed, logits_NR: Tensor, shared_ND: Tensor | None, to_ND: Tensor, then: Norm
+    ) -> tuple[Tensor, Normed]:
+        """Added to `to_ND`, in float32, and what `then` makes of that. `logits_NR` are the router's, then the shared
+        expert's gate; `shared_ND` is what that expert gives, where it is not among the others."""
         assert (shared_ND is None) == self.has_shared
+        x_ND, half = to_multiply(given)
         x_ND, to_ND = x_ND.to(self.gate_up.dtype).contiguous(), to_ND.contiguous()
-        out_ND = torch.empty_like(to_ND)
+        out_ND, room = torch.empty_like(to_ND), half_normed_room(then, to_ND, WIDTH)
         for begin in range(0, len(x_ND), self._tokens_at_once):
             part = slice(begin, begin + self._tokens_at_once)
-            shares_NR, y_PO = self._routed(x_ND[part], logits_NR[part].contiguous())
+            x = x_ND[part] if half is None else replace(half.some(part), x_ND=x_ND[part])
+            shares_NR, y_PO = self._routed(x, logits_NR[part].contiguous())
             kernels.combine[triton.cdiv(self.down.out_size, WIDTH), len(shares_NR)](
                 y_PO, shares_NR, None if shared_ND is None else shared_ND[part], to_ND[part], out_ND[part],
+                *room_args(then, None if room is None else room.some(part)),
                 self.down.out_size, A=self.num_active, RANKS=self.ranks, WIDTH=WIDTH, **OPTIONS,
             )  # fmt: skip
-        return out_ND
+        return out_ND, then(out_ND) if room is None else room
 
-    def _routed(self, x_ND: Tensor, logits_NR: Tensor) -> tuple[Tensor, Tensor]:
+    def _routed(self, given: Normed, logits_NR: Tensor) -> tuple[Tensor, Tensor]:
         """The shares of each token's experts, and what each pair's expert gives."""
         _, shares_NR, places, pairs_P = self.route(logits_NR)
-        mid_PI = self.gate_up.multiply(x_ND, places, pairs_P, self.ranks, self.down.dtype)
+        mid_PI = self.gate_up.multiply(given, places, pairs_P, self.ranks, self.down.dtype)
         return shares_NR, self.down.multiply(mid_PI, places, pairs_P, 1, torch.float32, known=True)
 
     def route(self, logits_NR: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from headlong.ops.linear.triton_kernels import add_step, at_rows
+from headlong.ops.norm.triton import inverse_lengths, put_half_normed
 from headlong.ops.triton_launch import follow, let_next_start, wait, waited
 
 LOWEST = tl.constexpr(-(2**31))
@@ -111,16 +112,17 @@ def group(
 
 
 # One step is a loop like any other: unrolled, Triton 3.6 computes it wrongly for bfloat16 with offsets.
-@triton.jit(do_not_specialize=["num_steps"])
+@triton.jit(do_not_specialize=["num_steps", "length_parts"])
 def multiply(
-    x, codes, scales, offsets, row_scales, places, pairs, out,
+    x, codes, scales, offsets, row_scales, places, pairs, out, squares, length_eps, length_parts,
     num_outs, num_ins, row_stride, expert_stride, expert_scales, scale_stride, num_steps,
     DTYPE: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr, HALVES: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr,
     TOGETHER: tl.constexpr, SHARING: tl.constexpr, PARTS: tl.constexpr, KNOWN: tl.constexpr,
-    B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
+    LENGTH: tl.constexpr, B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    """A tile of an expert's outputs for the pairs of a place. SHARING pairs, one after the other, have one input.
+    """A tile of an expert's outputs for the pairs of a place. SHARING pairs, one after the other, have one input, by
+    whose length sums are divided where there are `squares`.
     Two PARTS are gates, then as many ups, and what is stored is silu(gate) · up. KNOWN places were there before the
     kernel before began, and it waited before it let this one start: only the inputs have to be waited for."""
     if not KNOWN:
@@ -160,6 +162,8 @@ def multiply(
     wait()
     if row_scales is not None:
         acc_BM *= tl.load(row_scales + expert * num_outs + outs_B)[:, None]
+    if squares is not None:
+        acc_BM *= inverse_lengths(squares, pairs_M // SHARING, there_M, length_eps, length_parts, LENGTH, M)
     if PARTS == 2:
         gate_BM, up_BM = tl.split(acc_BM.reshape(B // 2, 2, M).permute(0, 2, 1))
         acc_BM = gate_BM / (1.0 + tl.exp(-gate_BM)) * up_BM
@@ -170,14 +174,19 @@ def multiply(
 
 @triton.jit
 def combine(
-    y, shares, shared, residual, out, size,
+    y, shares, shared, residual, out, norm_weight, normed, normed_squares, normed_parts, size,
     A: tl.constexpr, RANKS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """A token's experts by rank, each times its share, the shared one last; then what it is added to."""
-    follow()
+    """A token's experts by rank, each times its share, the shared one last; then what it is added to, and the first
+    half of its norm."""
+    let_next_start()
     token = tl.program_id(1).to(tl.int64)
     outs = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     inside = outs < size
+    weight_W = tl.zeros((WIDTH,), tl.float32)
+    if norm_weight is not None:
+        weight_W = tl.load(norm_weight + outs, mask=inside, other=0.0).to(tl.float32)
+    wait()
     total = tl.zeros((WIDTH,), tl.float32)
     for rank in tl.static_range(RANKS):
         share = tl.load(shares + token * (A + 1) + rank)
@@ -185,4 +194,19 @@ def combine(
     at = token * size + outs
     if shared is not None:
         total += tl.load(shares + token * (A + 1) + A) * tl.load(shared + at, mask=inside, other=0.0)
-    tl.store(out + at, tl.load(residual + at, mask=inside, other=0.0) + total, mask=inside)
+    total += tl.load(residual + at, mask=inside, other=0.0)
+    tl.store(out + at, total, mask=inside)
+    if norm_weight is not None:
+        put_half_normed(
+            total,
+            outs,
+            inside,
+            token,
+            tl.program_id(0),
+            weight_W,
+            normed,
+            normed_squares,
+            size,
+            normed_parts,
+            WIDTH,
+        )

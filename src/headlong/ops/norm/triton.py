@@ -1,5 +1,13 @@
-# pyright: reportArgumentType=false, reportCallIssue=false
-"""The layer norm on a GPU; a program holds a whole row."""
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+"""The layer norm on a GPU: by a kernel of its own, where a program holds a whole row, or in two halves.
+
+A product is linear, so it may be given x · weight and have its sums divided by |x|. Then whoever makes x writes the
+first half beside it, with sums of its squares by parts, and nothing has to wait until somebody has seen a whole row: a
+launch less before each product.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -8,6 +16,103 @@ from torch import Tensor
 
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.triton_launch import OPTIONS, let_next_start, wait
+
+PART = 64
+"""Numbers of a row whose squares are one sum."""
+_PART = tl.constexpr(PART)
+
+
+@dataclass(frozen=True)
+class HalfNormed:
+    """Rows that are still to be divided by their lengths."""
+
+    x_ND: Tensor
+    """x · weight, as narrow as products take it."""
+    squares_NP: Tensor
+    """Sums of the squares of x."""
+    eps: float
+    """That is added to all of them."""
+
+    def some(self, tokens: slice) -> "HalfNormed":
+        return HalfNormed(self.x_ND[tokens], self.squares_NP[tokens], self.eps)
+
+
+Normed = Tensor | HalfNormed
+"""What products take."""
+
+
+def to_multiply(given: Normed) -> tuple[Tensor, HalfNormed | None]:
+    """What is multiplied, and what sums are still to be divided by."""
+    return (given.x_ND, given) if isinstance(given, HalfNormed) else (given, None)
+
+
+def length_args(half: HalfNormed | None) -> dict[str, object]:
+    """For kernels that divide by lengths, or need not."""
+    if half is None:
+        return {"squares": None, "length_eps": 0.0, "length_parts": 1, "LENGTH": 1}
+    parts = half.squares_NP.shape[1]
+    return {
+        "squares": half.squares_NP,
+        "length_eps": half.eps,
+        "length_parts": parts,
+        "LENGTH": triton.next_power_of_2(parts),
+    }
+
+
+@triton.jit
+def added(x, SIZE: tl.constexpr, LEFT: tl.constexpr):
+    """Neighbours by twos, until LEFT are left: an order that no layout changes."""
+    if SIZE == LEFT:
+        return x
+    else:
+        even, odd = tl.split(tl.reshape(x, (SIZE // 2, 2)))
+        return added(even + odd, SIZE // 2, LEFT)
+
+
+@triton.jit
+def squares_added(x, SIZE: tl.constexpr, LEFT: tl.constexpr):
+    even, odd = tl.split(tl.reshape(x, (SIZE // 2, 2)))
+    return added(tl.fma(odd, odd, even * even), SIZE // 2, LEFT)
+
+
+@triton.jit
+def _added_down(x_SM, SIZE: tl.constexpr, M: tl.constexpr):
+    """Columns in the same order. [1, M]"""
+    if SIZE == 1:
+        return x_SM
+    else:
+        even, odd = tl.split(tl.permute(tl.reshape(x_SM, (SIZE // 2, 2, M)), (0, 2, 1)))
+        return _added_down(even + odd, SIZE // 2, M)
+
+
+@triton.jit
+def inverse_length(squares, token, eps, parts, LENGTH: tl.constexpr):
+    """1 / |x| of a token. [1]"""
+    part = tl.arange(0, LENGTH)
+    of_token = squares + token.to(tl.int64) * parts
+    return tl.rsqrt(added(tl.load(of_token + part, mask=part < parts, other=0.0), LENGTH, 1) + eps)
+
+
+@triton.jit
+def inverse_lengths(squares, token_M, there_M, eps, parts, LENGTH: tl.constexpr, M: tl.constexpr):
+    """The same of several, [1, M]."""
+    part = tl.arange(0, LENGTH)
+    inside = (part < parts)[:, None] & there_M[None, :]
+    squares_PM = tl.load(
+        squares + token_M.to(tl.int64)[None, :] * parts + part[:, None], mask=inside, other=0.0
+    )
+    return tl.rsqrt(_added_down(squares_PM, LENGTH, M) + eps)
+
+
+@triton.jit
+def put_half_normed(
+    x, outs, inside, token, block, weight_W, normed, squares, size, parts, WIDTH: tl.constexpr
+):
+    """A block of WIDTH numbers of a token; those past its size are zeros."""
+    tl.store(normed + token.to(tl.int64) * size + outs, x * weight_W, mask=inside)
+    EACH: tl.constexpr = WIDTH // _PART
+    at = squares + token.to(tl.int64) * parts + block * EACH
+    tl.store(at + tl.arange(0, EACH), squares_added(x, WIDTH, EACH))
 
 
 # A row may start anywhere: how it is summed must not depend on where.
@@ -27,10 +132,20 @@ def _rms_norm(x, weight, eps, out, D: tl.constexpr, BLOCK: tl.constexpr):
 class TritonRmsNorm:
     """float32 in; out in `dtype`."""
 
-    def __init__(self, norm: RmsNorm, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, norm: RmsNorm, dtype: torch.dtype = torch.float32, products: Callable[[], bool] | None = None
+    ) -> None:
+        """`products` says whether what comes out goes into products alone, all of them Triton's."""
         self.dtype = dtype
         self.weight = norm.weight
         self.eps = float(norm.eps)
+        self._products = products
+
+    @property
+    def may_be_halved(self) -> bool:
+        """Whether the second half may be left to those who take it. What is not yet divided may be too large for
+        float16."""
+        return self._products is not None and self.dtype != torch.float16 and self._products()
 
     def __call__(self, x_ND: Tensor) -> Tensor:
         assert x_ND.is_contiguous() and x_ND.dtype == torch.float32
@@ -42,3 +157,26 @@ class TritonRmsNorm:
             **OPTIONS,
         )  # fmt: skip
         return out
+
+
+Norm = Callable[[Tensor], Normed]
+
+
+def half_normed_room(then: Norm | None, like_ND: Tensor, width: int) -> HalfNormed | None:
+    """For the first half of what comes `then`, if that is a norm which may be halved; programs write `width` numbers
+    each."""
+    if not (isinstance(then, TritonRmsNorm) and then.may_be_halved):
+        return None
+    parts = triton.cdiv(like_ND.shape[1], width) * (width // PART)
+    squares_NP = like_ND.new_empty((len(like_ND), parts), dtype=torch.float32)
+    return HalfNormed(torch.empty_like(like_ND, dtype=then.dtype), squares_NP, then.eps)
+
+
+def room_args(
+    then: Norm | None, room: HalfNormed | None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, int]:
+    """For kernels that write the first half, or none: the norm's weight, and where to."""
+    if room is None:
+        return None, None, None, 1
+    assert isinstance(then, TritonRmsNorm)
+    return then.weight, room.x_ND, room.squares_NP, room.squares_NP.shape[1]
