@@ -62,7 +62,7 @@ for name, (weights, kind) in kinds.items():
         pointers = {"x": "*bf16", "places": "*i32", "pairs": "*i32", "out": "*fp32", **weights}
         found[f"experts {name} {known}"] = compiled(
             moe.multiply, pointers, offsets=None, row_scales=None, **cut, **kind,
-            SHARING=1, KNOWN=known, M=16,
+            SHARING=1, KNOWN=known, ONE=False, M=16,
         )
 weights, kind = kinds["fp8"]
 pointers = {"x_ND": "*bf16", "out": "*fp32", "floats": "*bf16", "float_out": "*fp32", **weights}

@@ -6,11 +6,14 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from test_triton_attention import true_bfloat16  # noqa: F401
 from torch import Tensor
 
 from headlong.ops.moe import triton as op
 from headlong.ops.moe.triton import TritonExperts
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
+from headlong.ops.norm.reference import RmsNorm
+from headlong.ops.norm.triton import HalfNormed, TritonRmsNorm
 from headlong.ops.registry import Ops
 from headlong.quant.detect import detect
 from headlong.quant.format import Weight
@@ -149,6 +152,46 @@ def test_bits_depend_on_nothing_beside(kind, sizes):
     found = layer(x[order], logits[order])[order.argsort()]
     assert torch.equal(found[:4], alone)
     assert found[25].isnan().all() and found.isfinite().all(1).sum() == 29
+
+
+@pytest.mark.parametrize("kind", ["fp8_block", "int8_channel"])
+@pytest.mark.parametrize("count", [1, op.FEW_PAIRS])
+def test_few_pairs_at_once(kind, count):
+    """On a GPU with the bits of more; the interpreter's products are numpy's, so there it does not serve."""
+    sizes = Sizes(hidden=192, inner=64, shared=64)
+    experts = Layer(weights_of(kind, sizes)).experts
+    _, _, places, pairs = experts.route(logits_of(count, sizes))
+    given = {experts.gate_up: tokens(count, sizes.hidden), experts.down: tokens(len(pairs), sizes.inner)}
+    for stack, sharing in ((experts.gate_up, experts.ranks), (experts.down, 1)):
+        x = given[stack].bfloat16()
+        few, more = (
+            stack.multiply(x, places, pairs, sharing, torch.float32, width=width)
+            for width in (op.FEW_PAIRS, op.PAIRS)
+        )
+        torch.testing.assert_close(few, more, rtol=1e-5, atol=1e-5)
+        assert DEVICE == "cpu" or torch.equal(few, more)
+        assert op.width_for(count, stack) == (op.PAIRS if DEVICE == "cpu" else op.FEW_PAIRS)
+        assert op.width_for(op.FEW_PAIRS + 1, stack) == op.PAIRS
+
+
+def test_only_bytes_are_narrow():
+    assert op.width_for(1, Layer(weights_of("bfloat16", Sizes())).experts.gate_up) == op.PAIRS
+
+
+@pytest.mark.parametrize("sizes", [Sizes(), Sizes(hidden=512, inner=256, shared=256)], ids=str)
+def test_halves_of_norms(sizes):
+    """What is given is still to be divided by its length; what comes out has the first half of the next norm beside."""
+    experts, size = Layer(weights_of("fp8_block", sizes)).experts, sizes.hidden
+    x, logits, to = tokens(5, size), logits_of(5, sizes), draw(5, size, seed=3).to(DEVICE)
+    norm = TritonRmsNorm(RmsNorm(torch.ones(size, device=DEVICE), 1e-6), torch.bfloat16, lambda: True)
+    squares = x.square().unflatten(1, (-1, 32)).sum(2)
+    given = HalfNormed((x * norm.weight).bfloat16(), squares, norm.eps)
+    found, half = experts(given, logits, None, to, norm)
+    assert_near(found, experts(norm(x), logits, None, to, norm)[0], ROUNDED)
+    assert isinstance(half, HalfNormed) and torch.equal(half.x_ND, (found * norm.weight).bfloat16())
+    torch.testing.assert_close(half.squares_NP.sum(1), found.square().sum(1))
+    alone, own = experts(given.some(slice(3, 4)), logits[3:4], None, to[3:4], norm)
+    assert torch.equal(alone, found[3:4]) and torch.equal(own.squares_NP, half.squares_NP[3:4])
 
 
 def test_everybody_at_the_same_experts():

@@ -8,6 +8,7 @@ expert that every token is routed to. A token's bits depend on its own row alone
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -16,14 +17,17 @@ from torch import Tensor
 
 from headlong.ops.linear.triton import WORKSPACE, TritonLinear
 from headlong.ops.linear.triton_matrix import DTYPES, Kind, Matrix, columns_at_once, halves
+from headlong.ops.linear.triton_unpack import INTERPRETED
+from headlong.ops.linear.triton_widths import some_matrix
 from headlong.ops.moe import triton_kernels as kernels
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
 from headlong.ops.norm.triton import Norm, Normed, half_normed_room, length_args, room_args, to_multiply
 from headlong.ops.triton_launch import OPTIONS
 from headlong.quant.format import Weight
 
-PAIRS = 16
-"""Of one expert, that a program multiplies at once, whatever their number."""
+PAIRS, FEW_PAIRS = 16, 8
+"""Of one expert, that a program multiplies at once; and of weights of 8 bits where there are so few tokens, if the
+device gives them the same bits. Of others that is no quicker."""
 ROUTED_TOKENS = 1
 """That a program routes; if these are all, it groups them too."""
 OWN_PAIRS = 16
@@ -89,10 +93,11 @@ class Stack:
         return self.outs // self.parts
 
     def multiply(
-        self, given: Normed, places: Tensor, pairs_P: Tensor, sharing: int, dtype: torch.dtype, *, known: bool = False
+        self, given: Normed, places: Tensor, pairs_P: Tensor, sharing: int, dtype: torch.dtype, *,
+        known: bool = False, width: int = PAIRS,
     ) -> Tensor:  # fmt: skip
         """For each pair, in `dtype`; `sharing` pairs have one row of what is given. `known` says that what was launched
-        last is another such product of these places."""
+        last is another such product of these places, `width` how many pairs of a place there can be."""
         kind, plan, codes, scales = self.kind, self.plan, self.codes, self.scales
         x, half = to_multiply(given)
         out = x.new_empty((len(pairs_P), self.out_size), dtype=dtype)
@@ -104,8 +109,8 @@ class Stack:
             scale_stride=0 if scales is None else scales.stride(1), num_steps=triton.cdiv(self.ins, step),
             DTYPE=DTYPES[self.dtype], CODE=kind.code, ZERO=kind.zero, HALVES=halves(kind.bits),
             GROUP=kind.group, ROWS=kind.rows, EVEN=self.ins % step == 0, TOGETHER=kind.together,
-            SHARING=sharing, PARTS=self.parts, KNOWN=known, **length_args(half),
-            B=plan.block_outs, C=plan.block_ins, M=PAIRS,
+            SHARING=sharing, PARTS=self.parts, KNOWN=known, ONE=len(x) == 1, **length_args(half),
+            B=plan.block_outs, C=plan.block_ins, M=width,
             num_warps=plan.num_warps, num_stages=plan.num_stages, **OPTIONS,
         )  # fmt: skip
         return out
@@ -169,8 +174,10 @@ class TritonExperts:
     def _routed(self, given: Normed, logits_NR: Tensor) -> tuple[Tensor, Tensor]:
         """The shares of each token's experts, and what each pair's expert gives."""
         _, shares_NR, places, pairs_P = self.route(logits_NR)
-        mid_PI = self.gate_up.multiply(given, places, pairs_P, self.ranks, self.down.dtype)
-        return shares_NR, self.down.multiply(mid_PI, places, pairs_P, 1, torch.float32, known=True)
+        up_width, down_width = (width_for(len(logits_NR), stack) for stack in (self.gate_up, self.down))
+        mid_PI = self.gate_up.multiply(given, places, pairs_P, self.ranks, self.down.dtype, width=up_width)
+        y_PO = self.down.multiply(mid_PI, places, pairs_P, 1, torch.float32, known=True, width=down_width)
+        return shares_NR, y_PO
 
     def route(self, logits_NR: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The expert of each pair; the shares of each token's experts, the shared one's last; the places, and the pairs
@@ -216,6 +223,29 @@ class TritonExperts:
         else:
             places = experts_P.new_zeros((self._most_places(count), 3))
         return places, torch.empty_like(experts_P)
+
+
+def width_for(num_tokens: int, stack: Stack) -> int:
+    """How many pairs of an expert are multiplied at once: it has no more than there are tokens."""
+    if num_tokens > FEW_PAIRS or stack.kind.bits != 8 or INTERPRETED.value:
+        return PAIRS
+    return FEW_PAIRS if _few_agree(stack.kind, stack.dtype, stack.codes.device, gated=stack.gated) else PAIRS
+
+
+@cache
+def _few_agree(kind: Kind, dtype: torch.dtype, device: torch.device, *, gated: bool) -> bool:
+    """Nothing promises it, so it is tried once for each kind."""
+    generator = torch.Generator(device).manual_seed(0)
+    matrix = some_matrix(kind, dtype, generator)
+    stack = Stack.like(matrix, 1, gated=gated)
+    stack.put(0, matrix)
+    x_ND = torch.randn(FEW_PAIRS, matrix.ins, generator=generator, device=device).to(dtype)
+    places = torch.tensor([[0, 0, FEW_PAIRS]], dtype=torch.int32, device=device)
+    pairs_P = torch.arange(FEW_PAIRS, dtype=torch.int32, device=device)
+    few, more = (
+        stack.multiply(x_ND, places, pairs_P, 1, torch.float32, width=width) for width in (FEW_PAIRS, PAIRS)
+    )
+    return torch.equal(few, more)
 
 
 def _parts(matrix: Matrix) -> tuple[Tensor | None, ...]:

@@ -1,10 +1,10 @@
 """The kernels of experts: routing, grouping, products of routed experts alone, and a token's sum.
 
 A pair is a token and one of its experts; pair p belongs to token p // A. Pairs are sorted by expert on the device, and
-up to M pairs of one expert are a place: a program multiplies a tile of that expert's weights with the place's pairs,
-always M columns wide. How many places there are only the device knows, so there are programs for as many as there can
-be, and those of empty places end at once. Tiles are cut by the weights' shape alone and each sum has one order, so a
-token's bits do not depend on its company.
+up to sixteen of one expert are a place: a program multiplies a tile of that expert's weights with the place's pairs,
+M columns wide, which are as many, or fewer where no expert can have more. How many places there are only the device
+knows, so there are programs for as many as there can be, and those of empty places end at once. Tiles are cut by the
+weights' shape alone and each sum has one order, so a token's bits do not depend on its company.
 
 N tokens, P pairs, E experts, A experts a token, D inputs, O outputs; a tile has B outputs, a step C columns.
 """
@@ -119,10 +119,10 @@ def multiply(
     DTYPE: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr, HALVES: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr,
     TOGETHER: tl.constexpr, SHARING: tl.constexpr, PARTS: tl.constexpr, KNOWN: tl.constexpr,
-    LENGTH: tl.constexpr, B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
+    ONE: tl.constexpr, LENGTH: tl.constexpr, B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """A tile of an expert's outputs for the pairs of a place. SHARING pairs, one after the other, have one input, by
-    whose length sums are divided where there are `squares`.
+    whose length sums are divided where there are `squares`; all pairs have it where there is but ONE.
     Two PARTS are gates, then as many ups, and what is stored is silu(gate) · up. KNOWN places were there before the
     kernel before began, and it waited before it let this one start: only the inputs have to be waited for."""
     if not KNOWN:
@@ -144,7 +144,9 @@ def multiply(
     columns_C = tl.arange(0, C)
     codes_at = codes + expert * expert_stride
     codes_at = codes_at + (at_rows(outs_B, row_stride, TOGETHER, C)[:, None] + columns_C[None, :])
-    x_CM_at = x + (pairs_M // SHARING)[None, :] * num_ins + columns_C[:, None]
+    # Which is known without a look at the pairs if there is but one.
+    token_M = tl.zeros((M,), tl.int64) if ONE else pairs_M // SHARING
+    x_CM_at = x + token_M[None, :] * num_ins + columns_C[:, None]
     if scales is not None:
         scales += expert * expert_scales
     if offsets is not None:
@@ -163,7 +165,7 @@ def multiply(
     if row_scales is not None:
         acc_BM *= tl.load(row_scales + expert * num_outs + outs_B)[:, None]
     if squares is not None:
-        acc_BM *= inverse_lengths(squares, pairs_M // SHARING, there_M, length_eps, length_parts, LENGTH, M)
+        acc_BM *= inverse_lengths(squares, token_M, there_M, length_eps, length_parts, LENGTH, M)
     if PARTS == 2:
         gate_BM, up_BM = tl.split(acc_BM.reshape(B // 2, 2, M).permute(0, 2, 1))
         acc_BM = gate_BM / (1.0 + tl.exp(-gate_BM)) * up_BM
