@@ -11,6 +11,7 @@ from headlong.ops.linear.triton import TritonLinear
 from headlong.ops.linear.triton_pieces import WIDTH, add_pieces
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.norm.triton import PART, HalfNormed, TritonRmsNorm, room_args
+from headlong.ops.registry import Ops
 
 SIZES = [320, 2 * WIDTH, 2048]
 """Of hidden states: more than one block each, the first not in whole blocks."""
@@ -91,12 +92,8 @@ def test_launches_of_few_tokens(monkeypatch):
 
 @pytest.mark.parametrize(
     "norm",
-    [
-        norm_of(320, halved=False),
-        norm_of(320, dtype=torch.float16),
-        TritonRmsNorm(RmsNorm(torch.ones(320), 1e-6)),
-    ],
-    ids=["others take it", "float16", "not inside a layer"],
+    [norm_of(320, halved=False), TritonRmsNorm(RmsNorm(torch.ones(320), 1e-6))],
+    ids=["others take it", "not inside a layer"],
 )
 def test_norms_that_stay_whole(norm):
     norm.weight = norm.weight.to(DEVICE)
@@ -119,3 +116,20 @@ def test_what_is_no_number_stays_in_its_row():
     to[1, 5] = torch.nan
     found = take(make.plus(tokens(3, 320), to, norm)[1])
     assert found[1].isnan().all() and torch.equal(found[[0, 2]], clean[[0, 2]])
+
+
+@pytest.mark.parametrize(
+    ("weights", "halved"),
+    [(["bfloat16", "fp8_block"], True), (["bfloat16", "float16"], False), (["bfloat16", "float64"], False)],
+    ids=["known to all", "too large for one", "foreign to one"],
+)
+def test_who_may_leave_a_half_to_products(monkeypatch, weights, halved):
+    """All products of an engine must be able to take it: one that multiplies in float16 would overflow."""
+    monkeypatch.setenv("HEADLONG_TRITON", "1" if DEVICE == "cuda" else "interpret")
+    ops = Ops(torch.bfloat16, torch.device(DEVICE))
+    norm = ops.norm(torch.ones(320, device=DEVICE), 1e-6, inside=True)
+    assert isinstance(norm, TritonRmsNorm) and norm.may_be_halved
+    for kind in weights:
+        ops.linear(draw(65, 320).double().to(DEVICE) if kind == "float64" else weight_of(kind, (65, 320)))
+    assert norm.may_be_halved == halved
+    assert not ops.norm(torch.ones(320, device=DEVICE), 1e-6).may_be_halved

@@ -64,6 +64,8 @@ class Ops:
     device: torch.device
     _said: set[str] = field(default_factory=set, repr=False)
     _foreign_to_triton: list[str] = field(default_factory=list, repr=False)
+    _multiplied_in: set[torch.dtype] = field(default_factory=set, repr=False)
+    """By Triton's products."""
 
     @property
     def activation_dtype(self) -> torch.dtype:
@@ -84,6 +86,12 @@ class Ops:
     def all_triton(self) -> bool:
         """Whether Triton computes everything: what is not its own may ask the host."""
         return self.triton is not None and not self._foreign_to_triton
+
+    @property
+    def may_halve_norms(self) -> bool:
+        """Whether products may be given what is not yet divided by its length: all of them must know of it, and it may
+        be too large for float16."""
+        return self.all_triton and torch.float16 not in self._multiplied_in
 
     @cached_property
     def native(self) -> bool:
@@ -155,6 +163,7 @@ class Ops:
             return None
         made = make(self.triton)
         if not isinstance(made, str):
+            self._multiplied_in.add(made.dtype)
             return made
         self._foreign_to_triton.append(made)
         if made not in self._said:
@@ -209,7 +218,7 @@ class Ops:
         if self.triton is not None:
             if not inside:
                 return self.triton.TritonRmsNorm(norm)
-            return self.triton.TritonRmsNorm(norm, self.dtype, lambda: self.all_triton)
+            return self.triton.TritonRmsNorm(norm, self.dtype, lambda: self.may_halve_norms)
         return NativeRmsNorm(norm) if self.native else norm
 
     def delta_net(self, weights: DeltaNetWeights) -> "DeltaNet":

@@ -44,7 +44,8 @@ class TritonLinear:
         self.out_features = rows if order is None else len(order)
         self.bias = None if bias is None else bias.to(weights[0].device).contiguous()
         self.matrices = matrices_of(weights, order, dtype)
-        self._dtype = self.matrices[0].dtype
+        self.dtype = self.matrices[0].dtype
+        """What inputs are multiplied in."""
         self._pair = Pair.of(self.matrices)
         most = max(matrix.num_pieces * matrix.outs for matrix in self.matrices)
         self._tokens_at_once = min(max(WORKSPACE // most, SURE), 1 << 15)
@@ -115,14 +116,14 @@ class TritonLinear:
         whole, (x_ND, half) = self._whole, to_multiply(given)
         if whole is None or self.bias is not None or len(x_ND) > self._tokens_at_once:
             return Pieces.whole(self(given))
-        fitting_ND = x_ND.to(self._dtype).contiguous()
+        fitting_ND = x_ND.to(self.dtype).contiguous()
         known = known and fitting_ND is x_ND  # else it is only just being made
         return Pieces.of(whole, whole.multiply(fitting_ND, width_for(len(x_ND), whole), known=known), half)
 
     def _launches(self, given: Normed) -> Iterator[tuple[slice, Tensor, HalfNormed | None]]:
         """The tokens that go at once, what they are multiplied as, and what that is half of."""
         x_ND, half = to_multiply(given)
-        x_ND = x_ND.to(self._dtype).contiguous()
+        x_ND = x_ND.to(self.dtype).contiguous()
         for first in range(0, len(x_ND), self._tokens_at_once):
             part = slice(first, first + self._tokens_at_once)
             yield part, x_ND[part], None if half is None else half.some(part)

@@ -188,16 +188,8 @@ class Matrix:
         """Whole sums into those columns of `out_NO` that are the matrix's, divided by the lengths of what `x_ND` is
         half of."""
         self._launch(
-            x_ND,
-            width,
-            out_NO,
-            bias,
-            residual_NO,
-            self.columns_O,
-            half,
-            num_columns=out_NO.shape[1],
-            whole=True,
-        )
+            x_ND, width, out_NO, bias, residual_NO, self.columns_O, half, num_columns=out_NO.shape[1], whole=True
+        )  # fmt: skip
 
     def put_gated(
         self, x_ND: Tensor, width: int, bias: Tensor | None, out_NI: Tensor, half: HalfNormed | None

@@ -88,5 +88,10 @@ class TritonProjection:
         bias = None if bias is None else bias[wanted_O.to(bias.device)]
         return TritonLinear(weights, order[wanted_O.to(order.device)], bias, dtype=dtype)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What inputs are multiplied in."""
+        return self.first.dtype
+
     def __call__(self, given: Normed) -> TritonProjected:
         return TritonProjected(given, self.first, self.gates)

@@ -129,6 +129,11 @@ class TritonExperts:
         self.ranks = self.num_active + self.has_shared
         self._tokens_at_once = max(WORKSPACE // (self.ranks * max(gate_up.out_size, down.out_size)), 1)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What inputs are multiplied in."""
+        return self.gate_up.dtype
+
     @classmethod
     def load(cls, weights: MoeWeights, dtype: torch.dtype) -> "TritonExperts | str":
         """Expert by expert, so that little is held twice; or the reason why somebody else must serve. Packed weights

@@ -135,7 +135,7 @@ class TritonRmsNorm:
     def __init__(
         self, norm: RmsNorm, dtype: torch.dtype = torch.float32, products: Callable[[], bool] | None = None
     ) -> None:
-        """`products` says whether what comes out goes into products alone, all of them Triton's."""
+        """`products` says whether what comes out goes into products alone which see to its second half."""
         self.dtype = dtype
         self.weight = norm.weight
         self.eps = float(norm.eps)
@@ -143,9 +143,8 @@ class TritonRmsNorm:
 
     @property
     def may_be_halved(self) -> bool:
-        """Whether the second half may be left to those who take it. What is not yet divided may be too large for
-        float16."""
-        return self._products is not None and self.dtype != torch.float16 and self._products()
+        """Whether the second half may be left to those who take it."""
+        return self._products is not None and self._products()
 
     def __call__(self, x_ND: Tensor) -> Tensor:
         assert x_ND.is_contiguous() and x_ND.dtype == torch.float32
