@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from headlong.ops.linear.triton_pieces import CUT, sum_pieces
-from headlong.ops.norm.triton import squares_added
+from headlong.ops.norm.triton import inverse_length, squares_added
 from headlong.ops.triton_launch import let_next_start, wait
 
 
@@ -308,9 +308,9 @@ def finish(
         weight = tl.load(norm + e, mask=in_e, other=0.0).to(tl.float32)
         wait()
         gate = sum_pieces(
-            gates, head * E + e, in_e, one, num_tokens, num_outs, num_steps, steps_each,
-            squares, length_eps, length_parts, B, PIECES, LENGTH, POW_E,
-        )  # fmt: skip
+            gates, head * E + e, in_e, one, num_tokens, num_outs, num_steps, steps_each, B, PIECES, POW_E
+        )
+        gate *= inverse_length(squares, one, length_eps, length_parts, LENGTH)
         at = (one.to(tl.int64) * H + head) * E + e
         normed = _normalised(tl.load(found + at, mask=in_e, other=0.0), eps)
         tl.store(out + at, normed * weight * _silu(gate), mask=in_e)

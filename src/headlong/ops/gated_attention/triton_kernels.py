@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from headlong.ops.linear.triton_pieces import CUT, sum_pieces
+from headlong.ops.norm.triton import inverse_length
 from headlong.ops.triton_launch import let_next_start, wait
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -47,14 +48,14 @@ def prepare_kernel(
     one = tl.program_id(0)
     x = sum_pieces(
         projected, head * HEAD_DIM + d, inside, one,
-        num_tokens, num_outs, num_steps, steps_each,
-            squares, length_eps, length_parts, B, PIECES, LENGTH, BLOCK_D,
+        num_tokens, num_outs, num_steps, steps_each, B, PIECES, BLOCK_D,
     )  # fmt: skip
     other = sum_pieces(
         projected, head * HEAD_DIM + partner, inside, one,
-        num_tokens, num_outs, num_steps, steps_each,
-            squares, length_eps, length_parts, B, PIECES, LENGTH, BLOCK_D,
+        num_tokens, num_outs, num_steps, steps_each, B, PIECES, BLOCK_D,
     )  # fmt: skip
+    inverse = inverse_length(squares, one, length_eps, length_parts, LENGTH)
+    x, other = x * inverse, other * inverse
     if NORMED:
         scale = tl.rsqrt(tl.sum(x * x, 0) + eps)
         x = x * scale * weight
@@ -68,11 +69,10 @@ def prepare_kernel(
         place = ((page * KV_HEADS + kv) * PAGE_SIZE + position % PAGE_SIZE) * WIDTH
         v = sum_pieces(
             projected, (head + KV_HEADS) * HEAD_DIM + d, inside, one,
-            num_tokens, num_outs, num_steps, steps_each,
-            squares, length_eps, length_parts, B, PIECES, LENGTH, BLOCK_D,
+            num_tokens, num_outs, num_steps, steps_each, B, PIECES, BLOCK_D,
         )  # fmt: skip
         tl.store(keys + place + d, x.to(keys.dtype.element_ty), mask=d < WIDTH)
-        tl.store(values + place + d, v.to(values.dtype.element_ty), mask=d < WIDTH)
+        tl.store(values + place + d, (v * inverse).to(values.dtype.element_ty), mask=d < WIDTH)
 
 
 @triton.jit
@@ -198,9 +198,9 @@ def combine_kernel(
     if gates is not None:
         gate = sum_pieces(
             gates, head * HEAD_DIM + d, inside, token,
-            num_tokens, num_outs, num_steps, steps_each,
-            squares, length_eps, length_parts, B, PIECES, LENGTH, BLOCK_D,
+            num_tokens, num_outs, num_steps, steps_each, B, PIECES, BLOCK_D,
         )  # fmt: skip
+        gate *= inverse_length(squares, token, length_eps, length_parts, LENGTH)
     parts = (index * HEADS + head) * num_splits
     top, total = float("-inf"), 0.0
     sum_D = tl.zeros([BLOCK_D], tl.float32)

@@ -18,7 +18,7 @@ from headlong.ops.linear.triton_matrix import FEW, Matrix
 from headlong.ops.linear.triton_pieces import CUT, WIDTH, Pieces, sum_pieces
 from headlong.ops.linear.triton_unpack import FLOAT, INTERPRETED
 from headlong.ops.linear.triton_widths import width_for
-from headlong.ops.norm.triton import HalfNormed
+from headlong.ops.norm.triton import HalfNormed, inverse_length
 from headlong.ops.triton_launch import OPTIONS, follow, let_next_start
 
 MOST_FLOATS = 512
@@ -99,22 +99,22 @@ def _add_pieces(
     """Of both, with the bias, into the columns that are theirs."""
     follow()
     block, token = tl.program_id(0), tl.program_id(1)
+    inverse = inverse_length(squares, token, length_eps, length_parts, LENGTH)
     if block < float_blocks:
         outs = block * WIDTH + tl.arange(0, WIDTH)
         inside = outs < num_floats
         total = sum_pieces(
             float_pieces, outs, inside, token, num_tokens, num_floats, float_steps, float_each,
-            squares, length_eps, length_parts, FLOAT_B, FLOAT_PIECES, LENGTH, WIDTH,
+            FLOAT_B, FLOAT_PIECES, WIDTH,
         )  # fmt: skip
-        put(total, outs, token, inside, inside, bias, None, float_columns, out, num_columns)
+        put(total * inverse, outs, token, inside, inside, bias, None, float_columns, out, num_columns)
     else:
         outs = (block - float_blocks) * WIDTH + tl.arange(0, WIDTH)
         inside = outs < num_outs
         total = sum_pieces(
-            pieces, outs, inside, token, num_tokens, num_outs, num_steps, steps_each,
-            squares, length_eps, length_parts, B, PIECES, LENGTH, WIDTH,
-        )  # fmt: skip
-        put(total, outs, token, inside, inside, bias, None, columns, out, num_columns)
+            pieces, outs, inside, token, num_tokens, num_outs, num_steps, steps_each, B, PIECES, WIDTH
+        )
+        put(total * inverse, outs, token, inside, inside, bias, None, columns, out, num_columns)
 
 
 def add_both(pair: Pair, x_ND: Tensor, bias: Tensor | None, half: HalfNormed | None, out_NO: Tensor) -> None:

@@ -58,18 +58,16 @@ class Pieces(NamedTuple):
 
 @triton.jit
 def sum_pieces(
-    pieces, outs, inside, token, num_tokens, num_outs, num_steps, steps_each, squares, length_eps, length_parts,
-    B: tl.constexpr, PIECES: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr,
+    pieces, outs, inside, token, num_tokens, num_outs, num_steps, steps_each,
+    B: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Some outputs of a token."""
+    """Some outputs of a token, still to be divided by its length."""
     first_step = outs // B * num_steps
     num_pieces = (first_step + num_steps - 1) // steps_each - first_step // steps_each + 1
     total = tl.zeros((WIDTH,), tl.float32)
     for piece in tl.static_range(PIECES):
         at = pieces + (piece * num_tokens + token).to(tl.int64) * num_outs + outs
         total += tl.load(at, mask=inside & (piece < num_pieces), other=0.0)
-    if squares is not None:
-        total *= inverse_length(squares, token, length_eps, length_parts, LENGTH)
     return total
 
 
@@ -88,9 +86,9 @@ def add_pieces(
         weight_W = tl.load(norm_weight + outs, mask=inside, other=0.0).to(tl.float32)
     wait()
     total = sum_pieces(
-        pieces, outs, inside, token, num_tokens, num_outs, num_steps, steps_each,
-        squares, length_eps, length_parts, B, PIECES, LENGTH, WIDTH,
-    )  # fmt: skip
+        pieces, outs, inside, token, num_tokens, num_outs, num_steps, steps_each, B, PIECES, WIDTH
+    )
+    total *= inverse_length(squares, token, length_eps, length_parts, LENGTH)
     total = put(total, outs, token, inside, inside, bias, residual, columns, out, num_columns)
     if norm_weight is not None:
         put_half_normed(
@@ -112,13 +110,13 @@ def gate_pieces(
     token = tl.program_id(1)
     inside = gates < size
     gate = sum_pieces(
-        pieces, gates, inside, token, num_tokens, num_outs, num_steps, steps_each,
-        squares, length_eps, length_parts, B, PIECES, LENGTH, WIDTH,
-    )  # fmt: skip
+        pieces, gates, inside, token, num_tokens, num_outs, num_steps, steps_each, B, PIECES, WIDTH
+    )
     up = sum_pieces(
-        pieces, gates + size, inside, token, num_tokens, num_outs, num_steps, steps_each,
-        squares, length_eps, length_parts, B, PIECES, LENGTH, WIDTH,
-    )  # fmt: skip
+        pieces, gates + size, inside, token, num_tokens, num_outs, num_steps, steps_each, B, PIECES, WIDTH
+    )
+    inverse = inverse_length(squares, token, length_eps, length_parts, LENGTH)
+    gate, up = gate * inverse, up * inverse
     if bias is not None:
         gate += tl.load(bias + gates, mask=inside, other=0.0).to(tl.float32)
         up += tl.load(bias + size + gates, mask=inside, other=0.0).to(tl.float32)
@@ -137,9 +135,9 @@ def best_of_pieces(
     outs = part * WIDTH + tl.arange(0, WIDTH)
     inside = outs < num_outs
     total = sum_pieces(
-        pieces, outs, inside, token, num_tokens, num_outs, num_steps, steps_each,
-        squares, length_eps, length_parts, B, PIECES, LENGTH, WIDTH,
-    )  # fmt: skip
+        pieces, outs, inside, token, num_tokens, num_outs, num_steps, steps_each, B, PIECES, WIDTH
+    )
+    total *= inverse_length(squares, token, length_eps, length_parts, LENGTH)
     if bias is not None:
         total += tl.load(bias + outs, mask=inside, other=0.0).to(tl.float32)
     top, first = first_best(total, outs, inside)

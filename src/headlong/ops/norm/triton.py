@@ -87,10 +87,13 @@ def _added_down(x_SM, SIZE: tl.constexpr, M: tl.constexpr):
 
 @triton.jit
 def inverse_length(squares, token, eps, parts, LENGTH: tl.constexpr):
-    """1 / |x| of a token. [1]"""
-    part = tl.arange(0, LENGTH)
-    of_token = squares + token.to(tl.int64) * parts
-    return tl.rsqrt(added(tl.load(of_token + part, mask=part < parts, other=0.0), LENGTH, 1) + eps)
+    """1 / |x| of a token, or 1 where nothing has to be divided. [1]"""
+    if squares is None:
+        return tl.full((1,), 1.0, tl.float32)
+    else:
+        part = tl.arange(0, LENGTH)
+        of_token = squares + token.to(tl.int64) * parts
+        return tl.rsqrt(added(tl.load(of_token + part, mask=part < parts, other=0.0), LENGTH, 1) + eps)
 
 
 @triton.jit
