@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from headlong.layers.mlp import MoeMlp
+from headlong.ops.linear import triton_matrix
 from headlong.ops.linear.triton import TritonLinear
 from headlong.ops.moe.triton import TritonExperts
+from headlong.ops.norm.triton import TritonRmsNorm
 from support import tiny
 from support.steps import Driver, load
 from support.tiny import random_tokens
@@ -61,7 +63,8 @@ def in_steps(driver: Driver) -> torch.Tensor:
     return torch.cat(found)
 
 
-def test_cuts_leave_the_same_bits_and_the_references_values(folder, monkeypatch):
+def agree(folder, monkeypatch) -> Driver:
+    """Cuts leave the same bits, and the reference's values."""
     drafted, plain = driven(folder, monkeypatch, "interpret"), driven(folder, monkeypatch, "interpret")
     reference = driven(folder, monkeypatch, "1")
     found = in_steps(drafted)
@@ -69,3 +72,21 @@ def test_cuts_leave_the_same_bits_and_the_references_values(folder, monkeypatch)
     assert torch.equal(found, single)
     torch.testing.assert_close(found, in_steps(reference), rtol=1e-4, atol=1e-4)
     assert drafted.propose("a", 3) == plain.propose("a", 3) == reference.propose("a", 3)
+    return drafted
+
+
+def test_whole_sums(folder, monkeypatch):
+    agree(folder, monkeypatch)
+
+
+@pytest.mark.parametrize("folder", ["dense", "experts"], indirect=True)
+def test_sums_in_pieces(folder, monkeypatch):
+    """As those of larger models are, which leave their norms to products in half: all of a layer's, but the first."""
+    monkeypatch.setattr(triton_matrix, "LEAST_STEPS", 1)
+    monkeypatch.setattr(triton_matrix, "WHOLE_STEPS", 0)
+    whole, honest = [], TritonRmsNorm.__call__
+    monkeypatch.setattr(TritonRmsNorm, "__call__", lambda self, x: whole.append(self) or honest(self, x))
+    layers = agree(folder, monkeypatch).engine.runner.model.layers
+    assert layers[0].mixer_norm in whole
+    norms = [layer.mlp_norm for layer in layers] + [layer.mixer_norm for layer in layers[1:]]
+    assert not any(norm in whole for norm in norms)
