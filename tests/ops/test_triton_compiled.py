@@ -1,6 +1,7 @@
 """What the compiler makes of a product's loop, which no result tells: the first weights are asked for before the wait,
-inputs after it. And that it compiles what penalises and samples tokens, and the former just as it is written. For a GPU
-that need not be there, in a process that does not interpret."""
+inputs after it; and of small kernels: all that they read is on its way before they wait for any of it. And that it
+compiles what penalises and samples tokens, and the former just as it is written. For a GPU that need not be there, in a
+process that does not interpret."""
 
 import json
 import os
@@ -11,29 +12,44 @@ import sys
 import pytest
 
 COMPILE = """
-import json, sys
+import json, subprocess, sys, tempfile
+from pathlib import Path
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from headlong.ops import triton_launch
 triton_launch.OVERLAPS = tl.constexpr(True)
+from headlong.ops.delta_net import triton_kernels as delta_net
 from headlong.ops.draw import triton_sample as sampling
 from headlong.ops.linear import triton_beside as beside
 from headlong.ops.linear import triton_kernels as linear
+from headlong.ops.linear import triton_pieces as pieces
 from headlong.ops.moe import triton_kernels as moe
 from headlong.ops.penalise import triton as penalise
 
 EVEN = ("num_outs", "num_ins", "scale_stride", "expert_scales", "num_columns", "row_stride", "expert_stride")
 
-def compiled(kernel, pointers, options={}, **constants):
+def made(kernel, pointers, options={}, **constants):
     names = kernel.arg_names
     types = {n: pointers.get(n, "constexpr" if n in constants else "i32") for n in names}
+    types |= {n: "fp32" for n in ("eps", "length_eps") if n in types and n not in constants}
     even = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n in pointers or n in EVEN}
     source = ASTSource(kernel, signature=types, constexprs=constants, attrs=even)
     options = {"num_warps": 4, "num_stages": 3, **triton_launch.OPTIONS, "launch_pdl": True, **options}
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
-    return made["ttgir"] + (made["ptx"] if not options["enable_fp_fusion"] else "")
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
+
+def machine_code(*args, **constants):
+    "What the last of the compilers has made of it, which moves loads about as well."
+    disassembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made(*args, **constants)["cubin"])
+        file.flush()
+        return subprocess.run([disassembler, "-sass", file.name], capture_output=True, text=True, check=True).stdout
+
+def compiled(kernel, pointers, options={}, **constants):
+    asm = made(kernel, pointers, options, **constants)
+    return asm["ttgir"] + (asm["ptx"] if options else "")
 
 missing = dict.fromkeys(("offsets", "row_scales", "bias", "residual", "columns"))
 cut = {"DTYPE": tl.bfloat16, "ZERO": 0, "EVEN": True, "PARTS": 1, "B": 64, "squares": None, "LENGTH": 1}
@@ -60,16 +76,30 @@ for name, (weights, kind) in kinds.items():
     )
     for known in (False, True):
         pointers = {"x": "*bf16", "places": "*i32", "pairs": "*i32", "out": "*fp32", **weights}
-        found[f"experts {name} {known}"] = compiled(
-            moe.multiply, pointers, offsets=None, row_scales=None, **cut, **kind,
-            SHARING=1, KNOWN=known, ONE=False, M=16,
-        )
+        args = {"offsets": None, "row_scales": None, **cut, **kind, "SHARING": 1, "ONE": False, "M": 16}
+        found[f"experts {name} {known}"] = compiled(moe.multiply, pointers, KNOWN=known, **args)
+        found[f"place {name} {known}"] = machine_code(moe.multiply, pointers, KNOWN=known, **args)
 weights, kind = kinds["fp8"]
 pointers = {"x_ND": "*bf16", "out": "*fp32", "floats": "*bf16", "float_out": "*fp32", **weights}
 sizes = {n: v for n, v in {**cut, **kind}.items() if n in beside._multiply.arg_names}
 found["beside"] = compiled(
     beside._multiply, pointers, offsets=None, row_scales=None, **sizes, M=8,
     FLOAT_EVEN=True, FLOAT_B=64, FLOAT_C=64, FLOAT_M=16,
+)
+of_sums = {"pieces": "*fp32", "squares": "*fp32", "out": "*fp32", "columns": "*i32"}
+evenly = {"B": 64, "PIECES": 4, "EVENLY": True, "LENGTH": 32}
+found["sums of pieces"] = machine_code(
+    pieces.add_pieces, of_sums, bias=None, residual=None, **dict.fromkeys(("norm_weight", "normed", "normed_squares")),
+    **evenly, WIDTH=256,
+)
+found["sums of two"] = machine_code(
+    beside._add_pieces, {**of_sums, "float_pieces": "*fp32", "float_columns": "*i32"}, bias=None, **evenly,
+    FLOAT_B=64, FLOAT_PIECES=8, FLOAT_EVENLY=True, WIDTH=256,
+)
+given = ("projected", "windows", "inputs", "drafts", "norm", "found", "gates", "out", "squares")
+found["sums of gates"] = machine_code(
+    delta_net.finish, {**dict.fromkeys(given, "*fp32"), "table": "*i32"}, {"num_warps": 1}, **evenly,
+    KEY_HEADS=4, H=8, D=128, E=128, TAPS=4, WINDOW=8, MAX_DRAFTS=4, PARTS=4, POW_E=128, POW_X=512, POW_W=8, BLOCK_C=64,
 )
 counted = {"counts": "*i32", "weights": "*i64", "numbers": "*i32", "orders": "*i64"}
 cuts = {"filters": "*fp64", "keys": "*i64", "cuts": "*i64", "floors": "*fp64", "indices": "*i32"}
@@ -202,6 +232,25 @@ def test_known_inputs_are_not_waited_for(programs, kind):
 def test_known_experts_do_not_wait(programs, kind):
     """Only a program that has nothing to do waits at once."""
     assert order(programs[f"experts {kind} True"], WAIT, COPY)[:4] == [WAIT, COPY, WAIT, COPY]
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("kind", ["bfloat16", "fp8"])
+def test_a_place_is_looked_at_once(programs, kind, known):
+    """Its expert, its pairs and their number: whoever asked for one after the other would wait twice for memory."""
+    program = programs[f"place {kind} {known}"]
+    assert program[: re.search(r"@!?P\d BRA", program).start()].count("LDG") == 3
+
+
+@pytest.mark.parametrize("what", ["pieces", "two", "gates"])
+def test_sums_ask_for_all_before_they_wait_for_any(programs, what):
+    """Lengths are added behind a barrier, behind which nothing should have to be asked for."""
+    _, *ways = programs[f"sums of {what}"].split("ACQBULK")
+    assert len(ways) == (1 if what == "pieces" else 2)
+    for way in ways:
+        way = way[: way.index("EXIT")]  # behind that is what the other way does before it waits
+        first = re.search("BAR.SYNC|STS", way)
+        assert first is not None and "LDG" in way and "LDG" not in way[first.start() :]
 
 
 @pytest.mark.parametrize("kernel", ["_begin", "_count", "_list", "_cut", "_draw_of_part"])

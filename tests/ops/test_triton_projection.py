@@ -134,7 +134,7 @@ class InPieces:
         tensor = parts.contiguous()
         _, num_tokens, num_outs = tensor.shape
         cut = {"num_tokens": num_tokens, "num_outs": num_outs, "num_steps": 3, "steps_each": 1}
-        return Pieces(tensor, {**cut, "B": 16, "PIECES": 3, **length_args(None)})
+        return Pieces(tensor, {**cut, "B": 16, "PIECES": 3, "EVENLY": True, **length_args(None)})
 
     def first(self):
         return self.whole.first()

@@ -4,16 +4,16 @@
 
 A row's tokens run one after the other in a single loop, whether replayed, certain or drafted: the same
 instructions give the same bits however a row was cut into steps. What tokens bring may be found by a kernel of its own
-or within the delta rule's: its sums are written out pair by pair, and the rule reads it from memory in both, where how
-its sums are made depends on the reading of S alone. What a program overwrites, no other program of its launch reads;
-but programs on the same head's columns may all write what its tokens bring, which is the same.
+or within the delta rule's: its sums are written out pair by pair, and how the rule's own are made depends on
+the reading of S alone. What a program overwrites, no other program of its launch reads; but programs on the same head's
+columns may all write what its tokens bring, which is the same.
 """
 
 import triton
 import triton.language as tl
 
 from headlong.ops.linear.triton_pieces import CUT, sum_pieces
-from headlong.ops.norm.triton import inverse_length, squares_added
+from headlong.ops.norm.triton import inverse_length, squares_added, squares_of
 from headlong.ops.triton_launch import let_next_start, wait
 
 
@@ -118,33 +118,34 @@ def _head_weights(
 
 
 @triton.jit
-def _bring_tokens(
-    new, weights, seen, inputs, begin, end, head, e, in_e,
+def _bring_token(
+    token, weights, seen, to, head, e, in_e,
     QK_EPS: tl.constexpr, KEY_HEADS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     TAPS: tl.constexpr, POW_D: tl.constexpr,
 ):  # fmt: skip
-    """Of a row's tokens from begin to end, for a value head: k, v, decay, β as drafts are kept, then q. `seen` are its
-    channels of the tokens before."""
+    """Of what is projected of a token, for a value head: k, v, decay, β as drafts are kept, then q; and they are left
+    at `to`. `seen` are its channels of the tokens before; what the next one will have seen comes second."""
     C: tl.constexpr = 2 * KEY_HEADS * D + H * E
-    WIDTH: tl.constexpr = C + 2 * H
     d = tl.arange(0, POW_D)
     in_d = d < D
     q_at, k_at, v_at, q_taps, k_taps, v_taps, a_bias, a_rate = weights
     q_seen, k_seen, v_seen = seen
-    for t in range(begin, end):
-        token = new + t * WIDTH
-        q, q_seen = _convolved(q_seen, tl.load(token + q_at, mask=in_d, other=0.0), q_taps, TAPS)
-        k, k_seen = _convolved(k_seen, tl.load(token + k_at, mask=in_d, other=0.0), k_taps, TAPS)
-        v, v_seen = _convolved(v_seen, tl.load(token + v_at, mask=in_e, other=0.0), v_taps, TAPS)
-        gates = token + C + head
-        beta = 1.0 / (1.0 + tl.exp(-tl.load(gates)))
-        decay = tl.exp(a_rate * _softplus(tl.load(gates + H) + a_bias))
-        to = inputs + (t * H + head) * (2 * D + E + 2)
-        tl.store(to + d, _unit(k, QK_EPS, POW_D), mask=in_d)
-        tl.store(to + D + e, v, mask=in_e)
-        tl.store(to + D + E, decay)
-        tl.store(to + D + E + 1, beta)
-        tl.store(to + D + E + 2 + d, _unit(q, QK_EPS, POW_D), mask=in_d)
+    gates = token + C + head
+    # All on their way before the first is looked at.
+    q, k = tl.load(token + q_at, mask=in_d, other=0.0), tl.load(token + k_at, mask=in_d, other=0.0)
+    v, b, a = tl.load(token + v_at, mask=in_e, other=0.0), tl.load(gates), tl.load(gates + H)
+    q, q_seen = _convolved(q_seen, q, q_taps, TAPS)
+    k, k_seen = _convolved(k_seen, k, k_taps, TAPS)
+    v, v_seen = _convolved(v_seen, v, v_taps, TAPS)
+    beta = 1.0 / (1.0 + tl.exp(-b))
+    decay = tl.exp(a_rate * _softplus(a + a_bias))
+    k, q = _unit(k, QK_EPS, POW_D), _unit(q, QK_EPS, POW_D)
+    tl.store(to + d, k, mask=in_d)
+    tl.store(to + D + e, v, mask=in_e)
+    tl.store(to + D + E, decay)
+    tl.store(to + D + E + 1, beta)
+    tl.store(to + D + E + 2 + d, q, mask=in_d)
+    return (k, v, decay, beta, q), (q_seen, k_seen, v_seen)
 
 
 @triton.jit(do_not_specialize_on_alignment=["projected"])
@@ -170,8 +171,8 @@ def bring(
         _before_token(past, new, t, weights[1], in_d, C, WIDTH, TAPS),
         _before_token(past, new, t, weights[2], e < E, C, WIDTH, TAPS),
     )
-    _bring_tokens(
-        new, weights, seen, inputs + first * H * (2 * D + E + 2), t, t + 1,
+    _bring_token(
+        new + t * WIDTH, weights, seen, inputs + (token * H + head) * (2 * D + E + 2),
         head, e, e < E, QK_EPS, KEY_HEADS, H, D, E, TAPS, POW_D,
     )  # fmt: skip
 
@@ -189,6 +190,16 @@ def _brought(drafts, inputs, i, replay, d, e, in_e, H: tl.constexpr, D: tl.const
 
 
 @triton.jit
+def _rule(S, token):
+    """S after a token, and what that asks it for. Of a draft that is replayed nothing is asked."""
+    k, v, decay, beta, q = token
+    S = S * decay
+    change = (v - tl.sum(k[:, None] * S, 0)) * beta
+    S = tl.fma(k[:, None], change[None, :], S)
+    return S, tl.sum(q[:, None] * S, 0)
+
+
+@triton.jit
 def _run_tokens(
     S, S_at, in_S, drafts, inputs, out, replay, certain, num_drafts, d, e, in_e,
     H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
@@ -200,12 +211,9 @@ def _run_tokens(
     then = _brought(drafts, inputs, tl.minimum(1, total - 1), replay, d, e, in_e, H, D, E)
     for i in range(total):
         after = _brought(drafts, inputs, tl.minimum(i + 2, total - 1), replay, d, e, in_e, H, D, E)
-        k, v, decay, beta, q = this
-        S = S * decay
-        change = (v - tl.sum(k[:, None] * S, 0)) * beta
-        S = tl.fma(k[:, None], change[None, :], S)
+        S, found = _rule(S, this)
         to = out + (i - replay).to(tl.int64) * H * E + e
-        tl.store(to, tl.sum(q[:, None] * S, 0), mask=e < tl.where(i < replay, 0, E))
+        tl.store(to, found, mask=e < tl.where(i < replay, 0, E))
         if i + 1 == replay + certain:
             tl.store(S_at, S, mask=in_S)
         this, then = then, after
@@ -218,7 +226,8 @@ def delta_rule(
     KEY_HEADS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr, TAPS: tl.constexpr,
     WINDOW: tl.constexpr, MAX_DRAFTS: tl.constexpr, TILED: tl.constexpr, POW_D: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """A row's tokens on a few columns of a value head's S. What they bring is found first, unless it was."""
+    """A row's tokens on a few columns of a value head's S. What few of them bring is found one by one, else it was
+    before."""
     block, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     C: tl.constexpr = 2 * KEY_HEADS * D + H * E
     WIDTH: tl.constexpr = C + 2 * H
@@ -229,6 +238,10 @@ def delta_rule(
     in_S = (d < D)[:, None] & in_e[None, :]
     S_at = memory + ((slot * H + head) * D + d[:, None]) * E + e[None, :]
     S = tl.load(S_at, mask=in_S, other=0.0)
+    drafts += (slot * MAX_DRAFTS * H + head) * X
+    inputs += (first * H + head) * (X + D)
+    out += (first * H + head) * E
+    projected += first * WIDTH
     if BRINGS:
         past = windows + (slot * WINDOW + replay) * C
         weights = _head_weights(conv, rate, dt_bias, head, e, in_e, KEY_HEADS, H, D, E, TAPS, TILED, POW_D)
@@ -237,20 +250,24 @@ def delta_rule(
             _before(past, weights[1], d < D, C, TAPS),
             _before(past, weights[2], in_e, C, TAPS),
         )
+        for i in range(replay):  # as they were kept by an earlier pass
+            S, _ = _rule(S, _brought(drafts, inputs, replay * 0 + i, replay, d, e, in_e, H, D, E))
     wait()
     let_next_start()
-    inputs += first * H * (X + D)
     if BRINGS:
-        end = (certain + num_drafts).to(tl.int64)
-        _bring_tokens(
-            projected + first * WIDTH, weights, seen, inputs, end * 0, end, head, e, in_e,
-            QK_EPS, KEY_HEADS, H, D, E, TAPS, POW_D,
-        )  # fmt: skip
-        tl.debug_barrier()
-    _run_tokens(
-        S, S_at, in_S, drafts + (slot * MAX_DRAFTS * H + head) * X, inputs + head * (X + D),
-        out + (first * H + head) * E, replay, certain, num_drafts, d, e, in_e, H, D, E,
-    )  # fmt: skip
+        for t in range(certain + num_drafts):
+            token, seen = _bring_token(
+                projected, weights, seen, inputs, head, e, in_e, QK_EPS, KEY_HEADS, H, D, E, TAPS, POW_D
+            )
+            S, found = _rule(S, token)
+            tl.store(out + e, found, mask=in_e)
+            if t + 1 == certain:
+                tl.store(S_at, S, mask=in_S)
+            projected += WIDTH
+            inputs += H * (X + D)
+            out += H * E
+    else:
+        _run_tokens(S, S_at, in_S, drafts, inputs, out, replay, certain, num_drafts, d, e, in_e, H, D, E)
 
 
 @triton.jit
@@ -266,34 +283,30 @@ def _keep_window(window, new, certain, drafts, replay, channel, C, WIDTH, PAST, 
 
 @triton.jit
 def _keep(
-    projected, windows, inputs, drafts, table, row, part, head,
+    projected, windows, inputs, drafts, row, part, head,
     KEY_HEADS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr, TAPS: tl.constexpr,
     WINDOW: tl.constexpr, MAX_DRAFTS: tl.constexpr, PARTS: tl.constexpr,
     POW_X: tl.constexpr, POW_W: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """A value head's draft of this number, and a part of the window."""
+    """Of a row, a value head's draft of this number, and a part of the window."""
     C: tl.constexpr = 2 * KEY_HEADS * D + H * E
     WIDTH: tl.constexpr = C + 2 * H
     X: tl.constexpr = D + E + 2
-    slot, certain, num_drafts, replay, first = _row(table, row)
+    slot, certain, num_drafts, replay, first = row
     x = tl.arange(0, POW_X)
-    kept = x < tl.where(part < num_drafts, X, 0)
-    brought = inputs + ((first + certain + part) * H + head) * (X + D) + x
-    tl.store(
-        drafts + ((slot * MAX_DRAFTS + part) * H + head) * X + x,
-        tl.load(brought, mask=kept, other=0.0),
-        mask=kept,
-    )
+    keeps = x < tl.where(part < num_drafts, X, 0)
+    draft = tl.load(inputs + ((first + certain + part) * H + head) * (X + D) + x, mask=keeps, other=0.0)
     window, new = windows + slot * WINDOW * C, projected + first * WIDTH
     channel = (head * PARTS + part) * BLOCK_C + tl.arange(0, BLOCK_C)
     _keep_window(window, new, certain, num_drafts, replay, channel, C, WIDTH, TAPS - 1, POW_W)
+    tl.store(drafts + ((slot * MAX_DRAFTS + part) * H + head) * X + x, draft, mask=keeps)
 
 
 @triton.jit(do_not_specialize=CUT, do_not_specialize_on_alignment=["projected"])
 def finish(
     projected, windows, inputs, drafts, norm, table, found, gates, out, eps,
     num_tokens, num_outs, num_steps, steps_each, squares, length_eps, length_parts,
-    B: tl.constexpr, PIECES: tl.constexpr, LENGTH: tl.constexpr,
+    B: tl.constexpr, PIECES: tl.constexpr, EVENLY: tl.constexpr, LENGTH: tl.constexpr,
     KEY_HEADS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr, TAPS: tl.constexpr,
     WINDOW: tl.constexpr, MAX_DRAFTS: tl.constexpr, PARTS: tl.constexpr,
     POW_E: tl.constexpr, POW_X: tl.constexpr, POW_W: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -306,18 +319,19 @@ def finish(
     in_e = e < E
     if one < num_tokens:
         weight = tl.load(norm + e, mask=in_e, other=0.0).to(tl.float32)
-        wait()
-        gate = sum_pieces(
-            gates, head * E + e, in_e, one, num_tokens, num_outs, num_steps, steps_each, B, PIECES, POW_E
-        )
-        gate *= inverse_length(squares, one, length_eps, length_parts, LENGTH)
         at = (one.to(tl.int64) * H + head) * E + e
-        normed = _normalised(tl.load(found + at, mask=in_e, other=0.0), eps)
+        wait()
+        x = tl.load(found + at, mask=in_e, other=0.0)
+        cut = (num_tokens, num_outs, num_steps, steps_each)
+        gate = sum_pieces(gates, head * E + e, in_e, one, cut, B, PIECES, EVENLY, POW_E)
+        squares_P = squares_of(squares, one, length_parts, LENGTH)
+        gate *= inverse_length(squares, squares_P, length_eps, LENGTH)
+        normed = _normalised(x, eps)
         tl.store(out + at, normed * weight * _silu(gate), mask=in_e)
     else:
-        row, part = (one - num_tokens) // PARTS, (one - num_tokens) % PARTS
+        row, part = _row(table, (one - num_tokens) // PARTS), (one - num_tokens) % PARTS
         wait()
         _keep(
-            projected, windows, inputs, drafts, table, row, part, head, KEY_HEADS, H, D, E, TAPS,
+            projected, windows, inputs, drafts, row, part, head, KEY_HEADS, H, D, E, TAPS,
             WINDOW, MAX_DRAFTS, PARTS, POW_X, POW_W, BLOCK_C,
         )  # fmt: skip

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from headlong.ops.gated_attention.reference import GatedAttentionWeights
 from headlong.ops.gated_attention.triton_kernels import attend_kernel, combine_kernel, prepare_kernel
-from headlong.ops.linear.triton_pieces import Pieces
+from headlong.ops.linear.triton_pieces import WHOLE, Pieces
 from headlong.ops.linear.triton_projection import Projected, projected_of
-from headlong.ops.norm.triton import length_args
 from headlong.ops.rope.reference import Angles
 from headlong.ops.triton_launch import OPTIONS
 from headlong.ops.triton_step import TritonStep
@@ -28,9 +27,6 @@ POSITIONS = 32
 ROWS = 128
 """Of a step, looked at at a time to find the one that a tile belongs to."""
 COMBINED_SPLITS, COMBINED_DIM = 32, 64
-NO_GATES = dict.fromkeys(
-    ("num_tokens", "num_outs", "num_steps", "steps_each", "B", "PIECES"), 1
-) | length_args(None)
 MAX_PARTS = 1 << 26
 """Numbers that splits leave to be combined; longer prompts are attended in several passes."""
 
@@ -184,7 +180,7 @@ class TritonGatedAttention:
             plan.position_N,
             first,
             num_splits,
-            **(NO_GATES if gates is None else gates.cut),
+            **(WHOLE if gates is None else gates.cut),
             HEADS=w.num_heads,
             HEAD_DIM=w.head_dim,
             FIRST_SPLIT=FIRST_SPLIT,

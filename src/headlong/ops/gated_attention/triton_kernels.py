@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from headlong.ops.linear.triton_pieces import CUT, sum_pieces
-from headlong.ops.norm.triton import inverse_length
+from headlong.ops.norm.triton import inverse_length, squares_of
 from headlong.ops.triton_launch import let_next_start, wait
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -24,7 +24,7 @@ def prepare_kernel(
     projected, queries, keys, values, cos_ND, sin_ND, norm_HD, norm_eps, row_N, position_N, pages_RP,
     first_head, most_pages, query_scale, rotary_dim,
     num_tokens, num_outs, num_steps, steps_each, squares, length_eps, length_parts,
-    B: tl.constexpr, PIECES: tl.constexpr, LENGTH: tl.constexpr,
+    B: tl.constexpr, PIECES: tl.constexpr, EVENLY: tl.constexpr, LENGTH: tl.constexpr,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
     PAGE_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
@@ -44,17 +44,15 @@ def prepare_kernel(
         weight = tl.load(weight_ptr + d, mask=inside, other=0.0).to(tl.float32)
         other_weight = tl.load(weight_ptr + partner, mask=inside, other=0.0).to(tl.float32)
         eps = tl.load(norm_eps).to(tl.float32)
+    one, x_at = tl.program_id(0), head * HEAD_DIM + d
+    cut = (num_tokens, num_outs, num_steps, steps_each)
+    has_v = d < tl.where(head < HEADS, 0, HEAD_DIM)  # a query has none
     wait()
-    one = tl.program_id(0)
-    x = sum_pieces(
-        projected, head * HEAD_DIM + d, inside, one,
-        num_tokens, num_outs, num_steps, steps_each, B, PIECES, BLOCK_D,
-    )  # fmt: skip
-    other = sum_pieces(
-        projected, head * HEAD_DIM + partner, inside, one,
-        num_tokens, num_outs, num_steps, steps_each, B, PIECES, BLOCK_D,
-    )  # fmt: skip
-    inverse = inverse_length(squares, one, length_eps, length_parts, LENGTH)
+    x = sum_pieces(projected, x_at, inside, one, cut, B, PIECES, EVENLY, BLOCK_D)
+    other = sum_pieces(projected, head * HEAD_DIM + partner, inside, one, cut, B, PIECES, EVENLY, BLOCK_D)
+    v = sum_pieces(projected, x_at + KV_HEADS * HEAD_DIM, has_v, one, cut, B, PIECES, EVENLY, BLOCK_D)
+    squares_P = squares_of(squares, one, length_parts, LENGTH)
+    inverse = inverse_length(squares, squares_P, length_eps, LENGTH)
     x, other = x * inverse, other * inverse
     if NORMED:
         scale = tl.rsqrt(tl.sum(x * x, 0) + eps)
@@ -67,10 +65,6 @@ def prepare_kernel(
     else:
         kv = head - HEADS
         place = ((page * KV_HEADS + kv) * PAGE_SIZE + position % PAGE_SIZE) * WIDTH
-        v = sum_pieces(
-            projected, (head + KV_HEADS) * HEAD_DIM + d, inside, one,
-            num_tokens, num_outs, num_steps, steps_each, B, PIECES, BLOCK_D,
-        )  # fmt: skip
         tl.store(keys + place + d, x.to(keys.dtype.element_ty), mask=d < WIDTH)
         tl.store(values + place + d, (v * inverse).to(values.dtype.element_ty), mask=d < WIDTH)
 
@@ -184,7 +178,7 @@ def attend_kernel(
 def combine_kernel(
     tops, totals, sums, gates, out, position_N, first_token, num_splits,
     num_tokens, num_outs, num_steps, steps_each, squares, length_eps, length_parts,
-    B: tl.constexpr, PIECES: tl.constexpr, LENGTH: tl.constexpr,
+    B: tl.constexpr, PIECES: tl.constexpr, EVENLY: tl.constexpr, LENGTH: tl.constexpr,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     FIRST_SPLIT: tl.constexpr, SPLITS_PER_SIZE: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -196,11 +190,9 @@ def combine_kernel(
     inside, position = d < HEAD_DIM, tl.load(position_N + token)
     wait()
     if gates is not None:
-        gate = sum_pieces(
-            gates, head * HEAD_DIM + d, inside, token,
-            num_tokens, num_outs, num_steps, steps_each, B, PIECES, BLOCK_D,
-        )  # fmt: skip
-        gate *= inverse_length(squares, token, length_eps, length_parts, LENGTH)
+        cut = (num_tokens, num_outs, num_steps, steps_each)
+        gate = sum_pieces(gates, head * HEAD_DIM + d, inside, token, cut, B, PIECES, EVENLY, BLOCK_D)
+        squares_P = squares_of(squares, token, length_parts, LENGTH)
     parts = (index * HEADS + head) * num_splits
     top, total = float("-inf"), 0.0
     sum_D = tl.zeros([BLOCK_D], tl.float32)
@@ -218,5 +210,6 @@ def combine_kernel(
         top = new_top
     result = sum_D / total
     if gates is not None:
+        gate *= inverse_length(squares, squares_P, length_eps, LENGTH)
         result = result / (1.0 + tl.exp(-gate))
     tl.store(out + (token * HEADS + head) * HEAD_DIM + d, result, mask=inside)

@@ -75,7 +75,7 @@ class TritonLinear:
         residual_NO = None if add_to is None else add_to.contiguous()
         room = None
         if self._whole is not None and not self._whole.is_whole:
-            room = half_normed_room(then, out_NO, triton_pieces.WIDTH)
+            room = half_normed_room(then, out_NO)
         for part, x, half in self._launches(given):
             if self._pair is not None and add_to is None and len(x) <= FEW:
                 add_both(self._pair, x, self.bias, half, out_NO[part])

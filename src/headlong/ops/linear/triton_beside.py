@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headlong.ops.linear.triton_kernels import multiply_share, put
+from headlong.ops.linear.triton_kernels import multiply_share, placed, put
 from headlong.ops.linear.triton_matrix import FEW, Matrix
 from headlong.ops.linear.triton_pieces import CUT, WIDTH, Pieces, sum_pieces
 from headlong.ops.linear.triton_unpack import FLOAT, INTERPRETED
 from headlong.ops.linear.triton_widths import width_for
-from headlong.ops.norm.triton import HalfNormed, inverse_length
-from headlong.ops.triton_launch import OPTIONS, follow, let_next_start
+from headlong.ops.norm.triton import HalfNormed, inverse_length, squares_of
+from headlong.ops.triton_launch import OPTIONS, let_next_start, wait
 
 MOST_FLOATS = 512
 """Outputs of the small one."""
@@ -93,28 +93,33 @@ def _add_pieces(
     pieces, columns, float_pieces, float_columns, bias, out, num_columns,
     num_tokens, num_outs, num_steps, steps_each, squares, length_eps, length_parts,
     num_floats, float_steps, float_each, float_blocks,
-    B: tl.constexpr, PIECES: tl.constexpr, FLOAT_B: tl.constexpr, FLOAT_PIECES: tl.constexpr,
+    B: tl.constexpr, PIECES: tl.constexpr, EVENLY: tl.constexpr,
+    FLOAT_B: tl.constexpr, FLOAT_PIECES: tl.constexpr, FLOAT_EVENLY: tl.constexpr,
     LENGTH: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Of both, with the bias, into the columns that are theirs."""
-    follow()
+    let_next_start()
     block, token = tl.program_id(0), tl.program_id(1)
-    inverse = inverse_length(squares, token, length_eps, length_parts, LENGTH)
     if block < float_blocks:
         outs = block * WIDTH + tl.arange(0, WIDTH)
         inside = outs < num_floats
-        total = sum_pieces(
-            float_pieces, outs, inside, token, num_tokens, num_floats, float_steps, float_each,
-            FLOAT_B, FLOAT_PIECES, WIDTH,
-        )  # fmt: skip
-        put(total * inverse, outs, token, inside, inside, bias, None, float_columns, out, num_columns)
+        place = placed(outs, inside, float_columns)
+        wait()
+        cut = (num_tokens, num_floats, float_steps, float_each)
+        total = sum_pieces(float_pieces, outs, inside, token, cut, FLOAT_B, FLOAT_PIECES, FLOAT_EVENLY, WIDTH)
+        squares_P = squares_of(squares, token, length_parts, LENGTH)
+        total *= inverse_length(squares, squares_P, length_eps, LENGTH)
+        put(total, place, token, inside, inside, bias, None, out, num_columns)
     else:
         outs = (block - float_blocks) * WIDTH + tl.arange(0, WIDTH)
         inside = outs < num_outs
-        total = sum_pieces(
-            pieces, outs, inside, token, num_tokens, num_outs, num_steps, steps_each, B, PIECES, WIDTH
-        )
-        put(total * inverse, outs, token, inside, inside, bias, None, columns, out, num_columns)
+        place = placed(outs, inside, columns)
+        wait()
+        cut = (num_tokens, num_outs, num_steps, steps_each)
+        total = sum_pieces(pieces, outs, inside, token, cut, B, PIECES, EVENLY, WIDTH)
+        squares_P = squares_of(squares, token, length_parts, LENGTH)
+        total *= inverse_length(squares, squares_P, length_eps, LENGTH)
+        put(total, place, token, inside, inside, bias, None, out, num_columns)
 
 
 def add_both(pair: Pair, x_ND: Tensor, bias: Tensor | None, half: HalfNormed | None, out_NO: Tensor) -> None:
@@ -137,5 +142,6 @@ def add_both(pair: Pair, x_ND: Tensor, bias: Tensor | None, half: HalfNormed | N
         **Pieces.of(packed, pieces_PNO, half).cut,
         num_floats=floats.outs, float_steps=floats.num_steps, float_each=floats.plan.steps_each,
         float_blocks=float_blocks, FLOAT_B=floats.plan.block_outs, FLOAT_PIECES=floats.num_pieces,
+        FLOAT_EVENLY=floats.is_evenly_cut,
         WIDTH=WIDTH, **OPTIONS,
     )  # fmt: skip

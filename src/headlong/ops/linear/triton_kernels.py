@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from headlong.ops.linear.triton_unpack import INTERPRETED, decode
-from headlong.ops.norm.triton import inverse_lengths
+from headlong.ops.norm.triton import inverse_lengths, squares_of_tokens
 from headlong.ops.silu_mul.triton import gated
 from headlong.ops.triton_launch import let_next_start, wait, waited
 
@@ -108,11 +108,17 @@ def add_step(
 
 
 @triton.jit
-def put(total, outs, token, is_out, inside, bias, residual, columns, out, num_columns):
-    """Sums, plus the bias, then what they are added to, which it returns. `columns` says where outputs go, if not side
-    by side."""
-    if columns is not None:
-        outs = tl.load(columns + outs, mask=is_out, other=0)
+def placed(outs, is_out, columns):
+    """Where outputs go, if not side by side."""
+    if columns is None:
+        return outs
+    else:
+        return tl.load(columns + outs, mask=is_out, other=0)
+
+
+@triton.jit
+def put(total, outs, token, is_out, inside, bias, residual, out, num_columns):
+    """Sums, plus the bias, then what they are added to, which it returns."""
     if bias is not None:
         total += tl.load(bias + outs, mask=is_out, other=0.0).to(tl.float32)
     at = token.to(tl.int64) * num_columns + outs
@@ -173,7 +179,8 @@ def multiply_share(
         if row_scales is not None:
             acc_BM *= tl.load(row_scales + outs_B)[:, None]
         if squares is not None:
-            acc_BM *= inverse_lengths(squares, tokens_M, there_M, length_eps, length_parts, LENGTH, M)
+            squares_PM = squares_of_tokens(squares, tokens_M, there_M, length_parts, LENGTH, M)
+            acc_BM *= inverse_lengths(squares_PM, length_eps, LENGTH, M)
         place = tile * (B // PARTS) + tl.arange(0, B // PARTS)[:, None]
         token, inside = tokens_M[None, :], (place < size) & there_M[None, :]
         if PARTS == 2:
@@ -181,7 +188,8 @@ def multiply_share(
         else:
             if not WHOLE:
                 token += (share - tile * num_steps // steps_each) * num_tokens
-            put(acc_BM, place, token, place < size, inside, bias, residual, columns, out, num_columns)
+            place, is_out = placed(place, place < size, columns), place < size
+            put(acc_BM, place, token, is_out, inside, bias, residual, out, num_columns)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_steps", "steps_each", "all_steps", "length_parts"])

@@ -162,9 +162,17 @@ class Matrix:
     @cached_property
     def num_pieces(self) -> int:
         """Of one sum, at most."""
+        return max(self._pieces_of_tiles())
+
+    @cached_property
+    def is_evenly_cut(self) -> bool:
+        """Whether all sums have as many."""
+        return len(self._pieces_of_tiles()) == 1
+
+    def _pieces_of_tiles(self) -> set[int]:
         steps, each = self.num_steps, self.plan.steps_each
         tiles = range(triton.cdiv(self.outs, self.plan.block_outs))
-        return max((tile * steps + steps - 1) // each - tile * steps // each + 1 for tile in tiles)
+        return {(tile * steps + steps - 1) // each - tile * steps // each + 1 for tile in tiles}
 
     @property
     def all_steps(self) -> int:

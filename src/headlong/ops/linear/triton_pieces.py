@@ -14,11 +14,19 @@ import triton.language as tl
 from torch import Tensor
 
 from headlong.ops.best.triton import best_of_parts, first_best
-from headlong.ops.linear.triton_kernels import put
+from headlong.ops.linear.triton_kernels import placed, put
 from headlong.ops.linear.triton_matrix import Matrix
-from headlong.ops.norm.triton import HalfNormed, Norm, inverse_length, length_args, put_half_normed, room_args
+from headlong.ops.norm.triton import (
+    HalfNormed,
+    Norm,
+    inverse_length,
+    length_args,
+    put_half_normed,
+    room_args,
+    squares_of,
+)
 from headlong.ops.silu_mul.triton import gated
-from headlong.ops.triton_launch import OPTIONS, follow, let_next_start, wait
+from headlong.ops.triton_launch import OPTIONS, let_next_start, wait
 
 WIDTH = 256
 """Outputs whose pieces a program adds."""
@@ -26,6 +34,17 @@ COMPARED = 1024
 """Outputs of which a program finds the best."""
 CUT = ["num_tokens", "num_steps", "steps_each", "length_parts"]
 """What no kernel is made for: one serves all."""
+WHOLE: dict[str, object] = {
+    "num_tokens": 1,
+    "num_outs": 1,
+    "num_steps": 1,
+    "steps_each": 1,
+    "B": 1,
+    "PIECES": 1,
+    "EVENLY": True,
+    **length_args(None),
+}
+"""How sums are found of which nothing is left to add."""
 
 
 class Pieces(NamedTuple):
@@ -44,6 +63,7 @@ class Pieces(NamedTuple):
             "steps_each": matrix.plan.steps_each,
             "B": matrix.plan.block_outs,
             "PIECES": matrix.num_pieces,
+            "EVENLY": matrix.is_evenly_cut,
             **length_args(half),
         }
         return cls(pieces_PNO, cut)
@@ -52,22 +72,26 @@ class Pieces(NamedTuple):
     def whole(cls, sums_NO: Tensor) -> "Pieces":
         """Nothing is left to add."""
         tokens, outs = sums_NO.shape
-        cut = {"num_tokens": tokens, "num_outs": outs, "num_steps": 1, "steps_each": 1, "B": 1, "PIECES": 1}
-        return cls(sums_NO.contiguous(), {**cut, **length_args(None)})
+        return cls(sums_NO.contiguous(), {**WHOLE, "num_tokens": tokens, "num_outs": outs})
 
 
 @triton.jit
 def sum_pieces(
-    pieces, outs, inside, token, num_tokens, num_outs, num_steps, steps_each,
-    B: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr,
+    pieces, outs, inside, token, cut,
+    B: tl.constexpr, PIECES: tl.constexpr, EVENLY: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Some outputs of a token, still to be divided by its length."""
-    first_step = outs // B * num_steps
-    num_pieces = (first_step + num_steps - 1) // steps_each - first_step // steps_each + 1
+    """Some outputs of a token, still to be divided by its length. Where all tiles are cut EVENLY, nobody has to find
+    out how many pieces there are: that takes divisions, which compilers leave for after the wait."""
+    num_tokens, num_outs, num_steps, steps_each = cut
+    num_pieces = PIECES
+    if not EVENLY:
+        first_step = outs // B * num_steps
+        num_pieces = (first_step + num_steps - 1) // steps_each - first_step // steps_each + 1
     total = tl.zeros((WIDTH,), tl.float32)
     for piece in tl.static_range(PIECES):
         at = pieces + (piece * num_tokens + token).to(tl.int64) * num_outs + outs
-        total += tl.load(at, mask=inside & (piece < num_pieces), other=0.0)
+        there = inside if EVENLY else inside & (piece < num_pieces)
+        total += tl.load(at, mask=there, other=0.0)
     return total
 
 
@@ -75,8 +99,9 @@ def sum_pieces(
 def add_pieces(
     pieces, bias, residual, columns, out, num_columns, norm_weight, normed, normed_squares, normed_parts,
     num_tokens, num_outs, num_steps, steps_each, squares, length_eps, length_parts,
-    B: tl.constexpr, PIECES: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr,
+    B: tl.constexpr, PIECES: tl.constexpr, EVENLY: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
+    cut = (num_tokens, num_outs, num_steps, steps_each)
     let_next_start()
     outs = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     token = tl.program_id(1)
@@ -84,12 +109,12 @@ def add_pieces(
     weight_W = tl.zeros((WIDTH,), tl.float32)
     if norm_weight is not None:
         weight_W = tl.load(norm_weight + outs, mask=inside, other=0.0).to(tl.float32)
+    place = placed(outs, inside, columns)
     wait()
-    total = sum_pieces(
-        pieces, outs, inside, token, num_tokens, num_outs, num_steps, steps_each, B, PIECES, WIDTH
-    )
-    total *= inverse_length(squares, token, length_eps, length_parts, LENGTH)
-    total = put(total, outs, token, inside, inside, bias, residual, columns, out, num_columns)
+    total = sum_pieces(pieces, outs, inside, token, cut, B, PIECES, EVENLY, WIDTH)
+    squares_P = squares_of(squares, token, length_parts, LENGTH)
+    total *= inverse_length(squares, squares_P, length_eps, LENGTH)
+    total = put(total, place, token, inside, inside, bias, residual, out, num_columns)
     if norm_weight is not None:
         put_half_normed(
             total, outs, inside, token, tl.program_id(0), weight_W, normed, normed_squares, num_outs, normed_parts,
@@ -101,21 +126,20 @@ def add_pieces(
 def gate_pieces(
     pieces, bias, out,
     num_tokens, num_outs, num_steps, steps_each, squares, length_eps, length_parts,
-    B: tl.constexpr, PIECES: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr,
+    B: tl.constexpr, PIECES: tl.constexpr, EVENLY: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The first half of the outputs are gates of the second."""
-    follow()
+    cut = (num_tokens, num_outs, num_steps, steps_each)
+    let_next_start()
     size = num_outs // 2
     gates = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     token = tl.program_id(1)
     inside = gates < size
-    gate = sum_pieces(
-        pieces, gates, inside, token, num_tokens, num_outs, num_steps, steps_each, B, PIECES, WIDTH
-    )
-    up = sum_pieces(
-        pieces, gates + size, inside, token, num_tokens, num_outs, num_steps, steps_each, B, PIECES, WIDTH
-    )
-    inverse = inverse_length(squares, token, length_eps, length_parts, LENGTH)
+    wait()
+    gate = sum_pieces(pieces, gates, inside, token, cut, B, PIECES, EVENLY, WIDTH)
+    up = sum_pieces(pieces, gates + size, inside, token, cut, B, PIECES, EVENLY, WIDTH)
+    squares_P = squares_of(squares, token, length_parts, LENGTH)
+    inverse = inverse_length(squares, squares_P, length_eps, LENGTH)
     gate, up = gate * inverse, up * inverse
     if bias is not None:
         gate += tl.load(bias + gates, mask=inside, other=0.0).to(tl.float32)
@@ -127,17 +151,18 @@ def gate_pieces(
 def best_of_pieces(
     pieces, bias, tops, indices,
     num_tokens, num_outs, num_steps, steps_each, squares, length_eps, length_parts,
-    B: tl.constexpr, PIECES: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr,
+    B: tl.constexpr, PIECES: tl.constexpr, EVENLY: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The best of some outputs, and which it is."""
-    follow()
+    cut = (num_tokens, num_outs, num_steps, steps_each)
+    let_next_start()
     part, token, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     outs = part * WIDTH + tl.arange(0, WIDTH)
     inside = outs < num_outs
-    total = sum_pieces(
-        pieces, outs, inside, token, num_tokens, num_outs, num_steps, steps_each, B, PIECES, WIDTH
-    )
-    total *= inverse_length(squares, token, length_eps, length_parts, LENGTH)
+    wait()
+    total = sum_pieces(pieces, outs, inside, token, cut, B, PIECES, EVENLY, WIDTH)
+    squares_P = squares_of(squares, token, length_parts, LENGTH)
+    total *= inverse_length(squares, squares_P, length_eps, LENGTH)
     if bias is not None:
         total += tl.load(bias + outs, mask=inside, other=0.0).to(tl.float32)
     top, first = first_best(total, outs, inside)

@@ -164,7 +164,7 @@ class TritonExperts:
         assert (shared_ND is None) == self.has_shared
         x_ND, half = to_multiply(given)
         x_ND, to_ND = x_ND.to(self.gate_up.dtype).contiguous(), to_ND.contiguous()
-        out_ND, room = torch.empty_like(to_ND), half_normed_room(then, to_ND, WIDTH)
+        out_ND, room = torch.empty_like(to_ND), half_normed_room(then, to_ND)
         for begin in range(0, len(x_ND), self._tokens_at_once):
             part = slice(begin, begin + self._tokens_at_once)
             x = x_ND[part] if half is None else replace(half.some(part), x_ND=x_ND[part])

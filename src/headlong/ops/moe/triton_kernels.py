@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from headlong.ops.linear.triton_kernels import add_step, at_rows
-from headlong.ops.norm.triton import inverse_lengths, put_half_normed
+from headlong.ops.norm.triton import inverse_lengths, put_half_normed, squares_of_tokens
 from headlong.ops.triton_launch import follow, let_next_start, wait, waited
 
 LOWEST = tl.constexpr(-(2**31))
@@ -129,9 +129,9 @@ def multiply(
         wait()
     let_next_start()
     place = places + 3 * tl.program_id(1)
-    # All on their way before the first is looked at.
     expert, first, count = tl.load(place).to(tl.int64), tl.load(place + 1), tl.load(place + 2)
-    if count == 0:
+    # No expert is below 0; but asked like this, all three are on their way before the first is looked at.
+    if (count == 0) | (expert < 0) | (first < 0):
         wait()
         return
     there_M = tl.arange(0, M) < count
@@ -151,6 +151,8 @@ def multiply(
         scales += expert * expert_scales
     if offsets is not None:
         offsets += expert * expert_scales
+    tl.static_assert(squares is None or not KNOWN)  # since they are read before the second wait
+    squares_PM = squares_of_tokens(squares, token_M, there_M, length_parts, LENGTH, M)
     acc_BM = tl.zeros((B, M), tl.float32)
     for step in range(num_steps):
         if EVEN or HALVES == 2:
@@ -165,7 +167,7 @@ def multiply(
     if row_scales is not None:
         acc_BM *= tl.load(row_scales + expert * num_outs + outs_B)[:, None]
     if squares is not None:
-        acc_BM *= inverse_lengths(squares, token_M, there_M, length_eps, length_parts, LENGTH, M)
+        acc_BM *= inverse_lengths(squares_PM, length_eps, LENGTH, M)
     if PARTS == 2:
         gate_BM, up_BM = tl.split(acc_BM.reshape(B // 2, 2, M).permute(0, 2, 1))
         acc_BM = gate_BM / (1.0 + tl.exp(-gate_BM)) * up_BM

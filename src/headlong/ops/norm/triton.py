@@ -86,24 +86,41 @@ def _added_down(x_SM, SIZE: tl.constexpr, M: tl.constexpr):
 
 
 @triton.jit
-def inverse_length(squares, token, eps, parts, LENGTH: tl.constexpr):
+def squares_of(squares, token, parts, LENGTH: tl.constexpr):
+    """A token's, or zeros where nothing has to be divided. To be asked for together with what will be divided: adding
+    them takes a barrier, and what is asked for behind that comes a whole way to memory later."""
+    part = tl.arange(0, LENGTH)
+    if squares is None:
+        return tl.zeros((LENGTH,), tl.float32)
+    else:
+        return tl.load(squares + token.to(tl.int64) * parts + part, mask=part < parts, other=0.0)
+
+
+@triton.jit
+def inverse_length(squares, squares_P, eps, LENGTH: tl.constexpr):
     """1 / |x| of a token, or 1 where nothing has to be divided. [1]"""
     if squares is None:
         return tl.full((1,), 1.0, tl.float32)
     else:
-        part = tl.arange(0, LENGTH)
-        of_token = squares + token.to(tl.int64) * parts
-        return tl.rsqrt(added(tl.load(of_token + part, mask=part < parts, other=0.0), LENGTH, 1) + eps)
+        tl.debug_barrier()  # or the compiler puts what was asked for behind the first of these sums, which waits
+        return tl.rsqrt(added(squares_P, LENGTH, 1) + eps)
 
 
 @triton.jit
-def inverse_lengths(squares, token_M, there_M, eps, parts, LENGTH: tl.constexpr, M: tl.constexpr):
-    """The same of several, [1, M]."""
+def squares_of_tokens(squares, token_M, there_M, parts, LENGTH: tl.constexpr, M: tl.constexpr):
+    """Those of several tokens, [LENGTH, M]."""
     part = tl.arange(0, LENGTH)
-    inside = (part < parts)[:, None] & there_M[None, :]
-    squares_PM = tl.load(
-        squares + token_M.to(tl.int64)[None, :] * parts + part[:, None], mask=inside, other=0.0
-    )
+    if squares is None:
+        return tl.zeros((LENGTH, M), tl.float32)
+    else:
+        inside = (part < parts)[:, None] & there_M[None, :]
+        at = squares + token_M.to(tl.int64)[None, :] * parts + part[:, None]
+        return tl.load(at, mask=inside, other=0.0)
+
+
+@triton.jit
+def inverse_lengths(squares_PM, eps, LENGTH: tl.constexpr, M: tl.constexpr):
+    """1 / |x| of each, [1, M]."""
     return tl.rsqrt(_added_down(squares_PM, LENGTH, M) + eps)
 
 
@@ -114,8 +131,8 @@ def put_half_normed(
     """A block of WIDTH numbers of a token; those past its size are zeros."""
     tl.store(normed + token.to(tl.int64) * size + outs, x * weight_W, mask=inside)
     EACH: tl.constexpr = WIDTH // _PART
-    at = squares + token.to(tl.int64) * parts + block * EACH
-    tl.store(at + tl.arange(0, EACH), squares_added(x, WIDTH, EACH))
+    part = block * EACH + tl.arange(0, EACH)
+    tl.store(squares + token.to(tl.int64) * parts + part, squares_added(x, WIDTH, EACH), mask=part < parts)
 
 
 # A row may start anywhere: how it is summed must not depend on where.
@@ -164,13 +181,11 @@ class TritonRmsNorm:
 Norm = Callable[[Tensor], Normed]
 
 
-def half_normed_room(then: Norm | None, like_ND: Tensor, width: int) -> HalfNormed | None:
-    """For the first half of what comes `then`, if that is a norm which may be halved; programs write `width` numbers
-    each."""
+def half_normed_room(then: Norm | None, like_ND: Tensor) -> HalfNormed | None:
+    """For the first half of what comes `then`, if that is a norm which may be halved."""
     if not (isinstance(then, TritonRmsNorm) and then.may_be_halved):
         return None
-    parts = triton.cdiv(like_ND.shape[1], width) * (width // PART)
-    squares_NP = like_ND.new_empty((len(like_ND), parts), dtype=torch.float32)
+    squares_NP = like_ND.new_empty((len(like_ND), triton.cdiv(like_ND.shape[1], PART)), dtype=torch.float32)
     return HalfNormed(torch.empty_like(like_ND, dtype=then.dtype), squares_NP, then.eps)
 
 
