@@ -29,8 +29,8 @@ class TritonDeltaNet:
         self.weights = w = weights
         self.dtype = dtype
         self.eps = float(w.norm.eps)
-        self.conv_TC = w.conv_TC.float()
-        """Which every program would have to convert while others wait for it."""
+        self.wide_conv_TC = w.conv_TC.float()
+        """For few tokens, by whose programs it would be converted while all else waits for them."""
         self.sizes = {"KEY_HEADS": w.num_key_heads, "H": w.num_value_heads, "D": w.key_dim, "E": w.value_dim}
         self.pow_d, self.pow_e = triton.next_power_of_2(w.key_dim), triton.next_power_of_2(w.value_dim)
         self.block_e = min(BLOCK_E, self.pow_e)
@@ -51,8 +51,9 @@ class TritonDeltaNet:
         window, max_drafts = windows_SWC.shape[1], delta.drafts_SKHX.shape[1]
         common = {**self.sizes, "TAPS": w.conv_TC.shape[0], "WINDOW": window, "num_warps": 1, **OPTIONS}
         keys = {"QK_EPS": QK_EPS, "TILED": w.tiled, "POW_D": self.pow_d}
-        bringing = (projected, windows_SWC, self.conv_TC, w.rate, w.dt_bias)
         few = plan.most_tokens <= FEW_OF_A_ROW and num_tokens <= FEW_TOKENS
+        conv_TC = self.wide_conv_TC if few else w.conv_TC
+        bringing = (projected, windows_SWC, conv_TC, w.rate, w.dt_bias)
         if not few:
             kernels.bring[(num_tokens, heads)](
                 *bringing, plan.table_R6, plan.row_N, inputs_NHY, POW_E=self.pow_e, **keys, **common
