@@ -88,6 +88,23 @@ def _multiply(
         )  # fmt: skip
 
 
+@triton.jit
+def _add_block(
+    pieces, columns, bias, out, num_columns, block, token, cut, squares, length_eps, length_parts,
+    B: tl.constexpr, PIECES: tl.constexpr, EVENLY: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Of WIDTH outputs of one matrix."""
+    _, num_outs, _, _ = cut
+    outs = block * WIDTH + tl.arange(0, WIDTH)
+    inside = outs < num_outs
+    place = placed(outs, inside, columns)
+    wait()
+    total = sum_pieces(pieces, outs, inside, token, cut, B, PIECES, EVENLY, WIDTH)
+    squares_P = squares_of(squares, token, length_parts, LENGTH)
+    total *= inverse_length(squares, squares_P, length_eps, LENGTH)
+    put(total, place, token, inside, inside, bias, None, out, num_columns)
+
+
 @triton.jit(do_not_specialize=[*CUT, "float_steps", "float_each", "float_blocks"])
 def _add_pieces(
     pieces, columns, float_pieces, float_columns, bias, out, num_columns,
@@ -101,25 +118,17 @@ def _add_pieces(
     let_next_start()
     block, token = tl.program_id(0), tl.program_id(1)
     if block < float_blocks:
-        outs = block * WIDTH + tl.arange(0, WIDTH)
-        inside = outs < num_floats
-        place = placed(outs, inside, float_columns)
-        wait()
-        cut = (num_tokens, num_floats, float_steps, float_each)
-        total = sum_pieces(float_pieces, outs, inside, token, cut, FLOAT_B, FLOAT_PIECES, FLOAT_EVENLY, WIDTH)
-        squares_P = squares_of(squares, token, length_parts, LENGTH)
-        total *= inverse_length(squares, squares_P, length_eps, LENGTH)
-        put(total, place, token, inside, inside, bias, None, out, num_columns)
+        _add_block(
+            float_pieces, float_columns, bias, out, num_columns, block, token,
+            (num_tokens, num_floats, float_steps, float_each), squares, length_eps, length_parts,
+            FLOAT_B, FLOAT_PIECES, FLOAT_EVENLY, LENGTH, WIDTH,
+        )  # fmt: skip
     else:
-        outs = (block - float_blocks) * WIDTH + tl.arange(0, WIDTH)
-        inside = outs < num_outs
-        place = placed(outs, inside, columns)
-        wait()
-        cut = (num_tokens, num_outs, num_steps, steps_each)
-        total = sum_pieces(pieces, outs, inside, token, cut, B, PIECES, EVENLY, WIDTH)
-        squares_P = squares_of(squares, token, length_parts, LENGTH)
-        total *= inverse_length(squares, squares_P, length_eps, LENGTH)
-        put(total, place, token, inside, inside, bias, None, out, num_columns)
+        _add_block(
+            pieces, columns, bias, out, num_columns, block - float_blocks, token,
+            (num_tokens, num_outs, num_steps, steps_each), squares, length_eps, length_parts,
+            B, PIECES, EVENLY, LENGTH, WIDTH,
+        )  # fmt: skip
 
 
 def add_both(pair: Pair, x_ND: Tensor, bias: Tensor | None, half: HalfNormed | None, out_NO: Tensor) -> None:
