@@ -37,8 +37,7 @@ def test_the_first_half(size):
     assert torch.equal(half.x_ND, (found * norm.weight).bfloat16())
     parts = found.double().square().split(PART, 1)
     sums = torch.stack([part.sum(1) for part in parts], 1)
-    torch.testing.assert_close(half.squares_NP[:, : sums.shape[1]].double(), sums, rtol=1e-6, atol=0.0)
-    assert not half.squares_NP[:, sums.shape[1] :].any()
+    torch.testing.assert_close(half.squares_NP.double(), sums, rtol=1e-6, atol=0.0)
 
 
 @pytest.mark.parametrize("cut", [False, True], ids=["whole", "pieces"])
