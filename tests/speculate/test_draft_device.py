@@ -16,7 +16,7 @@ from headlong.config import EngineConfig
 from headlong.engine import build as building
 from headlong.engine.engine import Engine
 from headlong.errors import ConfigError
-from headlong.models.ends import Ends
+from headlong.models.embeddings import Embeddings
 from headlong.speculate.elsewhere import HeadElsewhere
 from headlong.speculate.mtp import MtpProposer
 from headlong.state import layer as layers
@@ -72,7 +72,7 @@ def test_nothing_is_shared_with_the_target(models, name, dtype):
     llm = LLM(folder, dtype=dtype, draft_device="cpu", progress=quiet, **ROOMY)
     inner, state = elsewhere(llm).inner, llm.engine.state
     ends, head = inner.model, inner.head
-    assert type(ends) is Ends and ends.ops is not llm.engine.model.ops
+    assert type(ends) is Embeddings and ends.ops is not llm.engine.model.ops
     own = [state.layers[name] for name in head.state_specs]
     rest = [held for name, held in state.layers.items() if name not in head.state_specs]
     there = storages(ends, head, own, state.carry_SD)
@@ -185,7 +185,7 @@ def test_a_device_without_memory_for_weights(models, monkeypatch, error):
     def full(*_):
         raise error
 
-    monkeypatch.setattr(building, "Ends", full)
+    monkeypatch.setattr(building, "Embeddings", full)
     with pytest.raises(ConfigError, match=r"draft_device 'cpu' has no memory left .* leave draft_device out"):
         LLM(models["hybrid"], draft_device="cpu", progress=quiet)
 
@@ -212,7 +212,7 @@ def test_other_faults_keep_their_name(models, monkeypatch):
     def broken(*_):
         raise RuntimeError("something else")
 
-    monkeypatch.setattr(building, "Ends", broken)
+    monkeypatch.setattr(building, "Embeddings", broken)
     with pytest.raises(RuntimeError, match="something else"):
         LLM(models["hybrid"], draft_device="cpu", progress=quiet)
 

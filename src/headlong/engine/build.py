@@ -24,7 +24,7 @@ from headlong.layers.weights import Scope
 from headlong.models import registry
 from headlong.models.config import ModelConfig
 from headlong.models.decoder import DecoderModel
-from headlong.models.ends import Ends
+from headlong.models.embeddings import Embeddings
 from headlong.models.mtp import MtpHead
 from headlong.ops.native import threads_for_native
 from headlong.ops.registry import Ops, default_dtype
@@ -107,7 +107,7 @@ class Built:
     head: MtpHead | None
     head_refusal: str | None
     ops: Ops
-    lent: Ends | None = None
+    lent: Embeddings | None = None
     """The head's own copy of what it takes from the model, where it is on another device."""
 
 
@@ -222,10 +222,10 @@ def _return_what_was_freed() -> None:
             trim(0)
 
 
-def _lend(blueprint: Blueprint, ops: Ops) -> Ends:
+def _lend(blueprint: Blueprint, ops: Ops) -> Embeddings:
     """Read once more, since what the model holds is laid out for its own device."""
     log.info("the MTP head is on %s, with an embedding and an lm_head of its own", ops.device)
-    return Ends(blueprint.config, Scope(_loader(blueprint, ops.dtype, ops, head=False), ops))
+    return Embeddings(blueprint.config, Scope(_loader(blueprint, ops.dtype, ops, head=False), ops))
 
 
 def _build_head(blueprint: Blueprint, ops: Ops, loader: WeightLoader) -> tuple[MtpHead | None, str | None]:

@@ -11,7 +11,7 @@ from headlong.layers.context import Context
 from headlong.layers.decoder import DecoderLayer
 from headlong.layers.weights import Scope
 from headlong.models.config import ModelConfig
-from headlong.models.ends import Ends
+from headlong.models.embeddings import Embeddings
 from headlong.ops.embedding.reference import Embedding
 from headlong.ops.norm.native import NativeRmsNorm
 from headlong.ops.program import RESULT, STREAM, Program
@@ -22,7 +22,7 @@ LayerFactory = Callable[[ModelConfig, int | None, Scope], DecoderLayer]
 """Makes layer number i of a family, or, where the number is None, the block of its MTP head."""
 
 
-class DecoderModel(Ends):
+class DecoderModel(Embeddings):
     """Tokens to hidden states after the final norm, and those to logits."""
 
     def __init__(self, config: ModelConfig, layer: LayerFactory, scope: Scope) -> None:

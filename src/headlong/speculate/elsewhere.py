@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headlong.layers.context import Context
-from headlong.models.ends import Ends
+from headlong.models.embeddings import Embeddings
 from headlong.models.mtp import MtpHead
 from headlong.ops.registry import Ops
 from headlong.ops.rope.reference import angles
@@ -28,7 +28,12 @@ class HeadElsewhere:
     """An `MtpProposer` over there, and all that travels."""
 
     def __init__(
-        self, ends: Ends, head: MtpHead, state: State, sampler: Sampler, draft_tokens_T: Tensor | None = None
+        self,
+        ends: Embeddings,
+        head: MtpHead,
+        state: State,
+        sampler: Sampler,
+        draft_tokens_T: Tensor | None = None,
     ) -> None:
         """`ends` are the head's own. The state has the head's part on their device."""
         self.inner = MtpProposer(ends, head, state, _SamplerElsewhere(sampler, ends.ops), draft_tokens_T)

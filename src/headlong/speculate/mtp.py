@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headlong.layers.context import Context
-from headlong.models.ends import Ends
+from headlong.models.embeddings import Embeddings
 from headlong.models.mtp import MtpHead
 from headlong.ops.graphs import Graphs
 from headlong.ops.rope.reference import angles
@@ -35,7 +35,7 @@ class MtpProposer:
 
     def __init__(
         self,
-        model: Ends,
+        model: Embeddings,
         head: MtpHead,
         state: State,
         sampler: Sampler,
@@ -261,7 +261,7 @@ class MtpProposer:
 class _Passes:
     """The contexts of the head's passes: one token for each row that still drafts, a position further each time."""
 
-    def __init__(self, model: Ends, state: State, rows: list[RowPlan]) -> None:
+    def __init__(self, model: Embeddings, state: State, rows: list[RowPlan]) -> None:
         self.ops = model.ops
         self.page_size = state.page_size
         self.starts = [row.start for row in rows]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headlong.layers.context import Context
-from headlong.models.ends import Ends
+from headlong.models.embeddings import Embeddings
 from headlong.models.mtp import MtpHead
 from headlong.ops.rope.reference import angles
 from headlong.ops.upload import upload
@@ -56,7 +56,7 @@ class Pairs(NamedTuple):
 class PairReader:
     """One head over the state it shares with its target."""
 
-    def __init__(self, model: Ends, head: MtpHead, state: State) -> None:
+    def __init__(self, model: Embeddings, head: MtpHead, state: State) -> None:
         self.model = model
         self.head = head
         self.state = state

@@ -7,7 +7,7 @@ whole vocabulary, all others are as good as impossible. Knows nothing of who cho
 import torch
 from torch import Tensor
 
-from headlong.models.ends import Ends
+from headlong.models.embeddings import Embeddings
 
 IMPOSSIBLE = -1e30
 """Not -inf: where a grammar allows none of the chosen tokens, there must be something left to draft."""
@@ -16,7 +16,7 @@ IMPOSSIBLE = -1e30
 class DraftVocabulary:
     """From the head's hidden states to logits, and from their places to tokens."""
 
-    def __init__(self, model: Ends, tokens_T: Tensor | None = None) -> None:
+    def __init__(self, model: Embeddings, tokens_T: Tensor | None = None) -> None:
         """`tokens_T` are the chosen ones, ascending; without them it is all."""
         self._vocab_size = model.config.vocab_size
         self._lm_head, self.tokens_T = model.lm_head, None

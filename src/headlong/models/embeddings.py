@@ -1,7 +1,7 @@
-"""The two ends of a model, which its MTP head uses too: tokens to vectors, and hidden states to logits.
+"""Embedding, lm_head and rotary frequencies: what a model and its MTP head both use.
 
-Between them is the model's business, or the head's. A head on another device has ends of its own, read from the same
-tensors.
+What lies between the embedding and the lm_head is the model's business, or the head's. A head on another device than
+its target has embeddings of its own, read from the same tensors.
 """
 
 from torch import Tensor
@@ -16,7 +16,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 """Divisors of the rotary frequencies, which a GGUF file holds where others say in the config how to compute them."""
 
 
-class Ends:
+class Embeddings:
     """Embedding and lm_head, with the ops they are made of, and the rotations of their positions."""
 
     def __init__(self, config: ModelConfig, scope: Scope) -> None:
