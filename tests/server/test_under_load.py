@@ -1,6 +1,6 @@
 """Many streaming clients with random cancels: nothing lost, nothing changed, nothing left behind.
 
-The default run is short; the slow one is the two minutes with 64 clients whose figures are in docs/log.md.
+The default run is short; the slow one is the two minutes with 64 clients whose figures are in docs/log/server.md.
 """
 
 import json
