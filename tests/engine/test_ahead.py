@@ -14,7 +14,7 @@ from headlong.config import EngineConfig
 from headlong.engine.engine import Engine
 from headlong.engine.service import Service
 from headlong.engine.whole_step import WholeStep
-from headlong.state.mirror import MOST_STOPS
+from headlong.state.row_table import MOST_STOPS
 from headlong.types import Request
 from support import tiny
 from support.tiny import random_tokens

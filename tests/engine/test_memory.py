@@ -12,10 +12,10 @@ from engine_cases import quiet
 
 from headlong import LLM, SamplingParams
 from headlong.config import EngineConfig
+from headlong.engine import accounting
 from headlong.engine import engine as engine_module
-from headlong.engine import weighing
+from headlong.engine.accounting import device_memory, refusing_oom, tensor_bytes
 from headlong.engine.memory import Costs, Device, make_plan, sized
-from headlong.engine.weighing import look_at, refusing_shortage, weigh
 from headlong.errors import ConfigError
 from headlong.sampling.table import BYTES_PER_TOKEN, SamplingTable
 from headlong.speculate.draft_model import DraftModelProposer
@@ -204,7 +204,7 @@ class TestBytes:
     def test_of_the_state_are_those_of_its_tensors(self, options):
         found = LLM(progress=quiet, max_context=256, **options).engine
         assert (found.memory.kv_bytes, found.memory.slot_bytes) == bytes_of_state(found.state)
-        assert weigh(found.state) == found.memory.kv_bytes + found.memory.slot_bytes
+        assert tensor_bytes(found.state) == found.memory.kv_bytes + found.memory.slot_bytes
         assert found.state.pages.size == found.memory.num_pages
 
     def test_of_a_draft_model_with_its_state(self, llm):
@@ -226,20 +226,20 @@ class TestBytes:
 
     def test_a_tensor_is_counted_once_and_whole(self):
         base = torch.zeros(10, 10)
-        assert weigh([base, base[2:], base.view(100)]) == base.untyped_storage().nbytes()
+        assert tensor_bytes([base, base[2:], base.view(100)]) == base.untyped_storage().nbytes()
         seen = {}
-        assert weigh({"a": (base,)}, seen) == 400
-        assert weigh([base], seen) == 0
+        assert tensor_bytes({"a": (base,)}, seen) == 400
+        assert tensor_bytes([base], seen) == 0
 
     def test_what_rows_may_ask_of_sampling(self):
         """Tensors as long as the vocabulary come with the first row that is penalised, biased or held back."""
         table = SamplingTable(3, 1000, torch.device("cpu"))
-        before = weigh(table)
+        before = tensor_bytes(table)
         params = SamplingParams(presence_penalty=1.0, logit_bias={5: 1.0}, min_tokens=2)
         asked = Request(id="0", prompt=(1,), params=params, seed=0, choice=0, stop_ids=frozenset({2}))
         table.set(1, asked, [])
         table.tally.update([1])
-        assert weigh(table) - before == 4 * 1000 * BYTES_PER_TOKEN
+        assert tensor_bytes(table) - before == 4 * 1000 * BYTES_PER_TOKEN
 
     def test_in_words(self):
         words = [sized(count) for count in (0, 1023, 1024, 3 << 20, 41 * GIB + GIB // 5)]
@@ -251,13 +251,13 @@ def weight_files(llm: LLM):
 
 
 def pretend(monkeypatch, total: int, free: int) -> None:
-    monkeypatch.setattr(weighing, "look_at", lambda _: Device(name="gpu", total=total, free=free))
+    monkeypatch.setattr(accounting, "device_memory", lambda _: Device(name="gpu", total=total, free=free))
 
 
 class TestEngine:
     def test_serves_with_what_is_left(self, llm, monkeypatch):
         """As little as a few hundred tokens: rows take turns, and the text is the same."""
-        reserve = weighing._reserves(llm.engine.model.config, 512, 8)
+        reserve = accounting._reserves(llm.engine.model.config, 512, 8)
         memory = llm.engine.memory
         weights = memory.target_bytes + memory.head_bytes
         slots = memory.slot_bytes + reserve[0] + 3 * reserve[1]
@@ -301,7 +301,7 @@ class TestEngine:
 
     def test_other_errors_are_not(self):
         for error in (RuntimeError("no"), OSError(errno.EIO, "no")):
-            with pytest.raises(type(error)), refusing_shortage():
+            with pytest.raises(type(error)), refusing_oom():
                 raise error
 
     def test_weights_that_do_not_fit(self, monkeypatch):
@@ -324,5 +324,5 @@ class TestEngine:
         calls = []
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty"))
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: calls.append(str(device)) or (3, 8))
-        assert look_at(torch.device("cuda:1")) == Device(name="cuda:1", total=8, free=3)
+        assert device_memory(torch.device("cuda:1")) == Device(name="cuda:1", total=8, free=3)
         assert calls == ["empty", "cuda:1"]

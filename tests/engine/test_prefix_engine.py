@@ -15,7 +15,7 @@ from prefix_cases import PARAMS, Served, ask, cached_of, drafts_of, tokens_of
 
 from headlong import SamplingParams
 from headlong.speculate.depth import FixedDepths
-from headlong.state.owed import OwedPairs
+from headlong.state.deferred_kv import DeferredKv
 from support import tiny, tiny_llama
 from support.steps import load
 
@@ -118,11 +118,11 @@ def test_rows_that_pause_leave_as_much_as_those_that_draft(models, room):
     """Depth 0 is a legal choice at every step: what the head puts off is written before others use the pages, or, as
     far as there is room to remember it, when they do. So the hits are those without MTP, and the drafts those of a row
     that never found anything."""
-    cached, owed = {}, []
+    cached, deferred = {}, []
     for mtp in ("on", "off"):
         built = models["dense", mtp]
         served, fresh = Served.of(built), Served.of(built, prefix_cache=False)
-        served.engine.state.owed = OwedPairs(room)
+        served.engine.state.deferred_kv = DeferredKv(room)
         prompt, cached[mtp] = tokens_of(1, 50), []
         for turn in range(4):
             depth = 3 * (turn % 2) if mtp == "on" else 0
@@ -135,10 +135,12 @@ def test_rows_that_pause_leave_as_much_as_those_that_draft(models, room):
             assert drafts_of(trace, request.id) == drafts_of(fresh.run(request), request.id)
             assert any(drafted for drafted, _ in drafts_of(trace, request.id)) == (depth > 0)
             cached[mtp].append(cached_of(trace)[request.id])
-            owed.append(served.engine.state.owed.num_pairs)
+            deferred.append(served.engine.state.deferred_kv.num_pairs)
             prompt = (*prompt, *trace.results[request.id].token_ids, *tokens_of(90 + turn, 7))
     assert cached["on"] == cached["off"] and all(cached["on"][1:])
-    assert (owed[0] > 0) == (room > 0) and owed[1] < owed[0] + (room == 0) and not any(owed[4:])
+    assert (
+        (deferred[0] > 0) == (room > 0) and deferred[1] < deferred[0] + (room == 0) and not any(deferred[4:])
+    )
 
 
 def test_a_prompt_asked_again(family):

@@ -8,8 +8,8 @@ import torch
 from headlong.speculate.mtp import MtpProposer
 from headlong.speculate.priming import WHOLE
 from headlong.speculate.waiting import MAX_WAITING
+from headlong.state.deferred_kv import DeferredKv
 from headlong.state.layer import KvState
-from headlong.state.owed import OwedPairs
 from support import tiny
 from support.steps import Chunk, Decode, Driver, load
 from support.tiny import random_tokens
@@ -136,14 +136,14 @@ def test_a_prompt_beside_a_pausing_row(built):
 def test_settled_rows_owe_nothing_where_nothing_can_be_owed(built):
     texts = {"a": script(built, 60, seed=1), "b": script(built, 60, seed=2)}
     eager, lazy = opened(built, texts, adaptive=False), opened(built, texts)
-    lazy.state.owed = OwedPairs(11)
+    lazy.state.deferred_kv = DeferredKv(11)
     for driver in (eager, lazy):
         for row in "ab":
             driver.feed(row, [20])
             driver.decode(row, 12)
     assert not torch.equal(head_keys(lazy, "a"), head_keys(eager, "a"))
     proposer(lazy).settle(["a", "nobody"])
-    assert torch.equal(head_keys(lazy, "a"), head_keys(eager, "a")) and not lazy.state.owed
+    assert torch.equal(head_keys(lazy, "a"), head_keys(eager, "a")) and not lazy.state.deferred_kv
     assert [proposer(lazy).waiting.count(row) for row in "ab"] == [0, 12]
     proposer(lazy).settle(["a"])
     for row in "ab":
@@ -163,16 +163,16 @@ def test_what_settled_rows_owe_is_written_when_it_is_needed(built, monkeypatch, 
             for _ in range(MAX_WAITING + 5):
                 driver.step(Decode("a"), Decode("b"))
         proposer(lazy).settle("ab")
-        assert lazy.state.owed.num_pairs == 2 * (MAX_WAITING + 5)
-        lazy.state.owed.check(lazy.state.page_size)
+        assert lazy.state.deferred_kv.num_pairs == 2 * (MAX_WAITING + 5)
+        lazy.state.deferred_kv.check(lazy.state.page_size)
     if then != "draft":  # the head was not asked: drafts of another drafter, or known tokens
         part = Chunk("a", 3) if then == "prompt" else None
         for driver in (eager, lazy):
             driver.step(part or driver.draft("a", 2, 1, seed=1))
     assert_alike(lazy, eager, "a")
-    assert lazy.state.owed.num_pairs == MAX_WAITING + 5, "of the other row"
+    assert lazy.state.deferred_kv.num_pairs == MAX_WAITING + 5, "of the other row"
     assert_alike(lazy, eager, "b")
-    assert not lazy.state.owed
+    assert not lazy.state.deferred_kv
 
 
 def test_many_rows_resume_with_a_pair_each(built):

@@ -31,7 +31,7 @@ from headlong.ops.registry import Ops, default_dtype
 from headlong.progress import ProgressFn, silent
 from headlong.quant.format import Format
 from headlong.quant.plain import PlainFormat
-from headlong.state.room import room_on
+from headlong.state.oom import refusing_oom_on
 
 log = logging.getLogger(__name__)
 STORED_DTYPES = {
@@ -206,7 +206,7 @@ def build(blueprint: Blueprint, *, device: torch.device, progress: ProgressFn = 
             model = blueprint.architecture.model(blueprint.config, Scope(loader, ops))
         except CheckpointError as error:
             raise CheckpointError(f"{blueprint.checkpoint.folder}: {error}") from error
-        with nullcontext() if elsewhere is None else room_on(elsewhere):
+        with nullcontext() if elsewhere is None else refusing_oom_on(elsewhere):
             head, refusal = _build_head(blueprint, head_ops, head_loader)
             lent = None if head is None or elsewhere is None else _lend(blueprint, head_ops)
     _return_what_was_freed()

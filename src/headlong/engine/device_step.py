@@ -22,7 +22,7 @@ from headlong.ops.triton_step import MARKS, TritonStep, round_up_positions
 from headlong.sampling.processors import Alike
 from headlong.sampling.sampler import Sampler
 from headlong.speculate.mtp import MtpProposer
-from headlong.state.mirror import Mirror
+from headlong.state.row_table import RowTable
 from headlong.state.state import State
 
 MAX_TOKENS = 256
@@ -67,7 +67,7 @@ class DeviceStep:
 
         self._turn, self._count = triton_turn, count
         longest = round_up_positions(max_len + state.max_drafts)
-        self.mirror = Mirror(state.slots.size, -(-longest // state.page_size), self._device)
+        self.row_table = RowTable(state.slots.size, -(-longest // state.page_size), self._device)
         self.chosen: Callable[[Tensor, Tensor], Tensor] = lambda chosen_N, _drafts_RK: chosen_N
         """The target's tokens; benchmarks change them, to have drafts stand as they wish."""
         self._kept_TV: Tensor | None = None
@@ -88,12 +88,12 @@ class DeviceStep:
     ) -> tuple[Begun, list[Context]]:
         """The drafts, and the contexts of the target's pass and the head's. The bits `first_RB` say which tokens may
         come first."""
-        state, mirror, turn, drafts = self.state, self.mirror, self._turn, layout.num_drafts
+        state, table, turn, drafts = self.state, self.row_table, self._turn, layout.num_drafts
         size = layout.num_rows * (3 * (1 + drafts)) + MARKS
         found_X = torch.empty(size, dtype=torch.long, device=self._device)
         times = found_X[-MARKS:]
         slots_R, pages_RP = turn.begin(
-            given_R4, mirror.place_S2, mirror.pages_SP, layout.table_PR6, layout.position_X,
+            given_R4, table.place_S2, table.pages_SP, layout.table_PR6, layout.position_X,
             -(-shape.longest // state.page_size), drafts, times,
         )  # fmt: skip
         contexts = self.contexts(layout, shape, pages_RP)
@@ -133,7 +133,7 @@ class DeviceStep:
     ) -> Tensor:
         """What comes back: tokens, whether they are numbers, how many drafts stand, drafts, moments. `bits_NB` say
         which tokens are allowed at each place."""
-        turn, mirror, state, asked = self._turn, self.mirror, self.state, shape.asked
+        turn, table, state, asked = self._turn, self.row_table, self.state, shape.asked
         slots_R, drafts_RK, found_X = begun.slots_R, begun.drafts_RK, begun.found_X
         times = found_X[-MARKS:]
         chosen_N = self.sampler.choose_alike(
@@ -142,7 +142,7 @@ class DeviceStep:
         chosen_N = self.chosen(chosen_N, drafts_RK)
         settled_R = turn.settle(
             given_R4, layout.position_X, slots_R, chosen_N, drafts_RK, logits_NV,
-            mirror.stops_SM, state.last_token_S, mirror.place_S2, found_X, times,
+            table.stops_SM, state.last_token_S, table.place_S2, found_X, times,
         )  # fmt: skip
         if asked.penalised:
             self._count(settled_R, slots_R, chosen_N, self.sampler.table.tally.counts_SV)

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import torch
 
 from headlong.config import EngineConfig
+from headlong.engine.accounting import plan_memory, refusing_oom
 from headlong.engine.build import Built
 from headlong.engine.draft_vocab import draft_tokens
 from headlong.engine.faults import Faults
@@ -15,7 +16,6 @@ from headlong.engine.proposers import head_place, make_proposer, resolve_propose
 from headlong.engine.row import Row
 from headlong.engine.runner import Runner
 from headlong.engine.scheduler import Scheduler
-from headlong.engine.weighing import plan_memory, refusing_shortage
 from headlong.engine.whole_step import Launch, Outcome, WholeStep
 from headlong.errors import HeadlongError, RequestError
 from headlong.ops.native import threads_for_native
@@ -73,7 +73,7 @@ class Engine:
             head=head is not None,
         )
         kept = prefix if config.prefix_cache else None
-        with refusing_shortage(self.memory):
+        with refusing_oom(self.memory):
             self.state = State(specs, model.config.hidden_size, capacity, kept)
         table = SamplingTable(config.max_rows, model.config.vocab_size, built.ops.device)
         self.sampler = Sampler(table, built.ops.best, built.ops.draw, built.ops.sample, built.ops.penalise)
@@ -81,7 +81,7 @@ class Engine:
         chosen = None
         if head is not None:
             chosen = draft_tokens(config.draft_vocab, model.config.vocab_size, tokenizer, ends)
-        with refusing_shortage(self.memory):
+        with refusing_oom(self.memory):
             self.proposer = make_proposer(drafting, config, built, drafter, self.state, self.sampler, chosen)
         self.whole = self._whole_step()
         self._ahead: Launch | None = None

@@ -17,7 +17,7 @@ import torch
 from headlong.engine.row import FAULT, Row
 from headlong.engine.scheduler import Scheduler
 from headlong.params import SamplingParams
-from headlong.state.room import lacks_memory
+from headlong.state.oom import is_oom
 from headlong.types import Plan, Request, RowOutput, StepOutput, Verdict
 
 log = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ class Faults:
     def _recover(self, error: Exception) -> tuple[str, ...]:
         """Everybody back to wait, holding nothing. Decides who runs next, and gives who was put back."""
         self.count += 1
-        scheduler, short = self._scheduler, lacks_memory(error)
+        scheduler, short = self._scheduler, is_oom(error)
         lengths = {row_id: held.length for row_id, held in scheduler.state.rows.items()}
         put_back = tuple(scheduler.preempted)
         rows = scheduler.recall()
@@ -161,7 +161,7 @@ class Faults:
 
     def _blame(self, row: Row, error: Exception) -> None:
         """It failed with nobody beside it."""
-        short = lacks_memory(error)
+        short = is_oom(error)
         if short and self._scheduler.chunk_tokens > MIN_CHUNK:
             return
         if row not in self._blamed:

@@ -13,11 +13,11 @@ from typing import Any
 from headlong.checkpoint import source
 from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.config import EngineConfig
+from headlong.engine.accounting import refusing_oom
 from headlong.engine.build import build, survey
 from headlong.engine.collect import Collector
 from headlong.engine.engine import Engine
 from headlong.engine.proposers import load_draft_model
-from headlong.engine.weighing import refusing_shortage
 from headlong.errors import CheckpointError, ConfigError, RequestError
 from headlong.params import SamplingParams
 from headlong.progress import ProgressFn, silent
@@ -54,7 +54,7 @@ class Service:
         checkpoint = Checkpoint.open(folder)
         blueprint = survey(checkpoint, config)
         tokenizer = _tokenizer(checkpoint)
-        with refusing_shortage():
+        with refusing_oom():
             built = build(blueprint, device=device, progress=progress)
             drafter = load_draft_model(config, blueprint.config.vocab_size, device, progress)
         eos_ids = _eos_ids(checkpoint, blueprint.config.eos_token_ids, tokenizer)

@@ -24,7 +24,7 @@ from headlong.ops.triton_step import MARKS, round_up_positions
 from headlong.sampling.entries import Entries, Entry
 from headlong.sampling.sampler import Sampler
 from headlong.speculate.mtp import MtpProposer
-from headlong.state.mirror import MOST_STOPS
+from headlong.state.row_table import MOST_STOPS
 from headlong.state.state import RowState, State
 from headlong.types import Plan, TokenLogprobs, Verdict
 
@@ -110,7 +110,7 @@ class WholeStep:
         late = time.perf_counter() - began
         layout = self._layout(len(rows), drafts)
         held = tuple(self.state.rows[row.request.id] for row in rows)
-        self.device_step.mirror.update(zip(held, [row.request.stop_ids for row in rows], strict=True))
+        self.device_step.row_table.update(zip(held, [row.request.stop_ids for row in rows], strict=True))
         asked = self.sampler.alike(row.slot for row in rows)
         assert asked is not None, "it was asked whether it takes such rows"
         if asked.penalised and not goes_on:  # the step under way counts by itself

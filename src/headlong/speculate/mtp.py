@@ -183,7 +183,7 @@ class MtpProposer:
         others are to use must be settled before it goes."""
         size = self.state.page_size
         pieces = [piece for own in self.waiting.unwritten(row_ids) for piece in own.on_pages(size)]
-        if pieces and not self.state.owed.add(pieces):
+        if pieces and not self.state.deferred_kv.add(pieces):
             self.reader.write(pieces)
 
     def check_integrity(self) -> None:
@@ -193,24 +193,24 @@ class MtpProposer:
         """Reads all that waits for these rows, of which some does, and what their pages lack."""
         if row_ids:
             pages = self._pages(row_ids)
-            self.reader.read(self.waiting.take(row_ids), self.state.owed.on(pages))
-            self.state.owed.drop(pages)
+            self.reader.read(self.waiting.take(row_ids), self.state.deferred_kv.on(pages))
+            self.state.deferred_kv.drop(pages)
 
     def _catch_up(self, rows: Iterable[RowPlan]) -> None:
         """Writes whatever these rows' pages lack before what they were just fed, for rows that had paused or begin on
         pages of others."""
         behind = [row.request.id for row in rows if row.known_tokens or self.waiting.holds(row.request.id)]
         pages = self._pages(behind)
-        pieces = self.state.owed.on(pages)
+        pieces = self.state.deferred_kv.on(pages)
         for own in self.waiting.take(behind):  # what the head says of them is not asked any more
             pieces += own.on_pages(self.state.page_size)
         if pieces:
             self.reader.write(pieces)
-            self.state.owed.drop(pages)
+            self.state.deferred_kv.drop(pages)
 
     def _pages(self, row_ids: Iterable[str]) -> list[int]:
         """All that something may be owed for; none where nothing is."""
-        rows = [self.state.rows[row_id] for row_id in row_ids] if self.state.owed else []
+        rows = [self.state.rows[row_id] for row_id in row_ids] if self.state.deferred_kv else []
         return [page for row in rows for page in row.pages]
 
     def _pauses(self, row: RowPlan, accepted: int) -> bool:

@@ -16,7 +16,7 @@ from headlong.models.embeddings import Embeddings
 from headlong.models.mtp import MtpHead
 from headlong.ops.rope.reference import angles
 from headlong.ops.upload import upload
-from headlong.state.owed import OnPage
+from headlong.state.deferred_kv import OnPage
 from headlong.state.pages import page_table
 from headlong.state.state import RowState, State
 from headlong.types import Rows

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from headlong.ops.upload import upload
 from headlong.state.checkpoints import Checkpoint
+from headlong.state.deferred_kv import ROOM, DeferredKv
 from headlong.state.layer import DeltaNetState, KvState, LayerState, allocate, bytes_per_slot
-from headlong.state.owed import ROOM, OwedPairs
+from headlong.state.oom import refusing_oom_on
 from headlong.state.pages import Pages, Pool
 from headlong.state.prefix import Match, PrefixCache, Published
-from headlong.state.room import room_on
 from headlong.state.specs import CHECKPOINTS_PER_SLOT, Capacity, DeltaNetSpec, LayerSpec, PrefixCapacity
 from headlong.types import Plan, Verdict
 
@@ -75,7 +75,7 @@ class State:
         self.last_token_S = torch.zeros(places, dtype=torch.long, device=device)
         """Sampled, not yet fed to the model."""
         bytes_per_pair = hidden_size * self.carry_SD.element_size()
-        self.owed = OwedPairs(ROOM // bytes_per_pair if device.type == "cpu" else 0)
+        self.deferred_kv = DeferredKv(ROOM // bytes_per_pair if device.type == "cpu" else 0)
         """What the head has yet to write on pages, whoever holds them."""
         self.caching = prefix is not None
         self.head = prefix is not None and prefix.head
@@ -206,7 +206,7 @@ class State:
         """Asserts that no page or slot is lost or miscounted, and that what is kept is known by its own tokens."""
         self.prefix.check([page for row in self.rows.values() for page in row.pages])
         self.slots.check([row.slot for row in self.rows.values()])
-        self.owed.check(self.page_size)
+        self.deferred_kv.check(self.page_size)
         for row_id, row in self.rows.items():
             assert len(row.pages) >= self.pages_for(row.length), f"{row_id}: settled tokens without a page"
             assert len(set(row.pages)) == len(row.pages), f"{row_id}: a page twice"
@@ -240,7 +240,7 @@ class State:
         """Pages for one holder alone, if there are as many."""
         pages = self.pages.take(count)
         if pages:
-            self.owed.drop(pages)
+            self.deferred_kv.drop(pages)
         return pages
 
     def _copy_last(self, found: Sequence[int], pages: Sequence[int]) -> None:
@@ -249,7 +249,7 @@ class State:
         for layer in self.layers.values():
             if isinstance(layer, KvState):
                 layer.copy_page(found[-1], pages[len(found) - 1])
-        self.owed.copy(found[-1], pages[len(found) - 1])
+        self.deferred_kv.copy(found[-1], pages[len(found) - 1])
 
     def _restore(self, row: RowState, saved: Checkpoint) -> None:
         for name, tensors in saved.layers.items():
@@ -297,7 +297,7 @@ def _allocate(name: str, spec: LayerSpec, capacity: Capacity) -> LayerState:
     own = capacity.of(name)
     if own is capacity:
         return allocate(name, spec, capacity)
-    with room_on(own.device):
+    with refusing_oom_on(own.device):
         return allocate(name, spec, own)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headlong.state.owed import OnPage, OwedPairs
+from headlong.state.deferred_kv import DeferredKv, OnPage
 from headlong.state.specs import Capacity, KvSpec, PrefixCapacity
 from headlong.state.state import State
 
@@ -29,33 +29,33 @@ def make_state(num_pages: int) -> State:
 
 
 def test_pieces_are_copies_and_all_or_nothing():
-    owed = OwedPairs(10)
-    assert not owed
+    deferred = DeferredKv(10)
+    assert not deferred
     whole = piece(3, 18, 9)
-    assert owed.add([whole._replace(hidden_ND=whole.hidden_ND[:6], tokens_N=whole.tokens_N[:6])])
+    assert deferred.add([whole._replace(hidden_ND=whole.hidden_ND[:6], tokens_N=whole.tokens_N[:6])])
     whole.hidden_ND.zero_()
-    assert not owed.add([piece(4, 32, 3), piece(5, 48, 2)]) and owed.num_pairs == 6
-    assert owed.add([piece(3, 24, 4)]) and owed.num_pairs == 10
-    found = owed.on([7, 3, 3])
+    assert not deferred.add([piece(4, 32, 3), piece(5, 48, 2)]) and deferred.num_pairs == 6
+    assert deferred.add([piece(3, 24, 4)]) and deferred.num_pairs == 10
+    found = deferred.on([7, 3, 3])
     assert [(one.start, one.num_pairs) for one in found] == [(18, 6), (24, 4)]
     assert found[0].hidden_ND.eq(3.0).all()
-    owed.check(SIZE)
-    owed.drop([7, 3])
-    assert not owed and owed.num_pairs == 0
+    deferred.check(SIZE)
+    deferred.drop([7, 3])
+    assert not deferred and deferred.num_pairs == 0
 
 
 @pytest.mark.parametrize("fault", ["count", "page", "beyond"])
 def test_books_are_checked(fault):
-    owed = OwedPairs(100)
-    owed.add([piece(3, 16, 8)])
+    deferred = DeferredKv(100)
+    deferred.add([piece(3, 16, 8)])
     if fault == "count":
-        owed.num_pairs += 1
+        deferred.num_pairs += 1
     elif fault == "page":
-        owed._pieces[4] = owed._pieces.pop(3)
+        deferred._pieces[4] = deferred._pieces.pop(3)
     else:
-        owed.add([piece(5, 8, 9)])
+        deferred.add([piece(5, 8, 9)])
     with pytest.raises(AssertionError):
-        owed.check(SIZE)
+        deferred.check(SIZE)
 
 
 def test_pages_keep_what_they_owe_until_they_are_taken_anew():
@@ -65,14 +65,14 @@ def test_pages_keep_what_they_owe_until_they_are_taken_anew():
     assert first is not None
     first.length = 40
     old = list(first.pages)
-    assert state.owed.add([piece(old[0], 10, 6), piece(old[2], 32, 8)])
+    assert state.deferred_kv.add([piece(old[0], 10, 6), piece(old[2], 32, 8)])
     state.release("a", tokens)
     state.check_integrity()
     # The last page is copied, since the row will write to it; its debts are, too.
     second = state.admit("b", (*tokens, 1))
     assert second is not None and second.num_cached == 39
     assert second.pages[:2] == old[:2] and second.pages[2] != old[2]
-    assert [(one.page, one.start) for one in state.owed.on(second.pages)] == [
+    assert [(one.page, one.start) for one in state.deferred_kv.on(second.pages)] == [
         (old[0], 10),
         (second.pages[2], 32),
     ]
@@ -80,4 +80,4 @@ def test_pages_keep_what_they_owe_until_they_are_taken_anew():
     state.drop_cache()
     third = state.admit("c", tuple(range(100, 160)))
     assert third is not None and set(third.pages) >= set(old)
-    assert not state.owed and state.owed.num_pairs == 0
+    assert not state.deferred_kv and state.deferred_kv.num_pairs == 0

@@ -14,7 +14,7 @@ MOST_STOPS = 8
 """Tokens that end a row, of which a device knows."""
 
 
-class Mirror:
+class RowTable:
     """Rows show what they hold before each step that reads it here."""
 
     def __init__(self, num_slots: int, most_pages: int, device: torch.device) -> None:

@@ -27,7 +27,7 @@ class OnPage(NamedTuple):
         return self.tokens_N.shape[0]
 
 
-class OwedPairs:
+class DeferredKv:
     """One for each state."""
 
     def __init__(self, limit: int) -> None:

@@ -1,4 +1,4 @@
-"""Tells a lack of memory from other faults, and which setting to change where the head's own device has no room."""
+"""Recognises out-of-memory errors, and names the settings to change when the head's own device is out of memory."""
 
 import errno
 from collections.abc import Iterator
@@ -8,16 +8,16 @@ import torch
 
 from headlong.errors import ConfigError
 
-COMPLAINTS = ("out of memory", "can't allocate memory", "not enough memory")
+OOM_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 @contextmanager
-def room_on(device: torch.device) -> Iterator[None]:
-    """What is put on the head's own device inside, there must be memory for."""
+def refusing_oom_on(device: torch.device) -> Iterator[None]:
+    """Turns an out-of-memory error raised inside the block into a ConfigError about the head's own device."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError, OSError) as error:
-        if not lacks_memory(error):
+        if not is_oom(error):
             raise
         raise ConfigError(
             f"draft_device {str(device)!r} has no memory left for the head, what it copies of the model and its "
@@ -26,11 +26,11 @@ def room_on(device: torch.device) -> Iterator[None]:
         ) from error
 
 
-def lacks_memory(error: BaseException) -> bool:
-    """Whether an allocator had no room, the device's, torch's or the system's."""
+def is_oom(error: BaseException) -> bool:
+    """Whether an allocator ran out of memory: the device's, torch's or the system's."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    # Torch's own allocator for the CPU has no class for it.
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in COMPLAINTS)
+    # Torch's own allocator for the CPU raises a plain RuntimeError.
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in OOM_MESSAGES)

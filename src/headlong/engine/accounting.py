@@ -1,4 +1,4 @@
-"""What models weigh in memory, what a device has, and what to say where it was not enough.
+"""Memory accounting: how many bytes models hold, what a device has, and what to say when it runs out of memory.
 
 Gives `engine/memory.py` its numbers. Weights are counted from the tensors that a model holds, each piece of memory
 once, so that it does not matter where they came from.
@@ -21,7 +21,7 @@ from headlong.models.config import ModelConfig
 from headlong.models.mtp import MtpHead
 from headlong.sampling.table import BYTES_PER_TOKEN
 from headlong.state.layer import bytes_per_slot, bytes_per_token
-from headlong.state.room import lacks_memory
+from headlong.state.oom import is_oom
 from headlong.state.specs import LayerSpec
 
 RESERVE_BYTES = 3 << 28
@@ -44,19 +44,19 @@ def plan_memory(
     reserve, per_row = _reserves(built.model.config, config.chunk_tokens, max_drafts)
     seen: dict[Hashable, object] = {}
     costs = Costs(
-        target=weigh(built.model, seen),
-        head=weigh(built.head, seen),
-        drafter=weigh(None if drafter is None else drafter.model, seen),
+        target=tensor_bytes(built.model, seen),
+        head=tensor_bytes(built.head, seen),
+        drafter=tensor_bytes(None if drafter is None else drafter.model, seen),
         page=page + own_page,
         slot=slot + own_slot,
         checkpoint=bytes_per_slot(list(specs.values()), max_drafts, built.ops.activation_dtype),
         reserve=reserve,
         reserve_per_row=per_row,
     )
-    return make_plan(config, built.model.config.max_position, costs, look_at(built.ops.device))
+    return make_plan(config, built.model.config.max_position, costs, device_memory(built.ops.device))
 
 
-def weigh(root: object, seen: dict[Hashable, object] | None = None) -> int:
+def tensor_bytes(root: object, seen: dict[Hashable, object] | None = None) -> int:
     """Bytes of all tensors that an object of ours holds, directly or not. What is in `seen` is not counted again;
     what is counted is added."""
     seen = {} if seen is None else seen
@@ -67,14 +67,14 @@ def weigh(root: object, seen: dict[Hashable, object] | None = None) -> int:
             continue
         seen[id(thing)] = thing  # kept, so that no other object gets its id
         if isinstance(thing, Tensor):
-            total += _weigh_tensor(thing, seen)
+            total += _storage_bytes(thing, seen)
         else:
             todo.extend(_parts(thing))
     return total
 
 
-def look_at(device: torch.device) -> Device:
-    """What it has, and on a GPU what is free."""
+def device_memory(device: torch.device) -> Device:
+    """What a device has, and on a GPU what is free of it."""
     if device.type != "cuda":
         return Device(name=str(device), total=available_memory())
     torch.cuda.empty_cache()  # what loading left behind is free, too
@@ -83,12 +83,13 @@ def look_at(device: torch.device) -> Device:
 
 
 @contextmanager
-def refusing_shortage(plan: MemoryPlan | None = None) -> Iterator[None]:
-    """Turns an allocator's complaint into a sentence: of the state, where there is a plan for it, else of weights."""
+def refusing_oom(plan: MemoryPlan | None = None) -> Iterator[None]:
+    """Turns an out-of-memory error into a ConfigError: about the state, if `plan` says how large it is, else about the
+    weights."""
     try:
         yield
     except (MemoryError, OSError, RuntimeError) as error:
-        if not lacks_memory(error):
+        if not is_oom(error):
             raise
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         if plan is None:
@@ -119,7 +120,7 @@ def _reserves(config: ModelConfig, chunk_tokens: int, max_drafts: int) -> tuple[
     return RESERVE_BYTES + chunk, logits + config.vocab_size * BYTES_PER_TOKEN
 
 
-def _weigh_tensor(tensor: Tensor, seen: dict[Hashable, object]) -> int:
+def _storage_bytes(tensor: Tensor, seen: dict[Hashable, object]) -> int:
     """The whole piece of memory that it is a view of, unless it was counted."""
     if tensor.is_mkldnn:
         return tensor.numel() * tensor.element_size()
