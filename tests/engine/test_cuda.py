@@ -14,7 +14,7 @@ import torch
 from headlong import LLM, SamplingParams
 from headlong.engine.engine import Engine
 from headlong.engine.whole_step import WholeStep
-from headlong.ops.graphs import Graphs
+from headlong.ops.cuda_graphs import CudaGraphs
 from headlong.ops.linear import triton_matrix
 from headlong.params import Grammar
 from headlong.speculate.elsewhere import HeadElsewhere
@@ -184,7 +184,7 @@ def test_without_graphs_the_tokens_are_the_same(draft_tokens: int, monkeypatch: 
     def unrecorded(_self, _key, function, given):
         return list(function([tensor.cuda() for tensor in given]))
 
-    monkeypatch.setattr(Graphs, "__call__", unrecorded)
+    monkeypatch.setattr(CudaGraphs, "__call__", unrecorded)
     assert completions("cuda", draft_tokens, "bfloat16") == expected
 
 

@@ -7,7 +7,7 @@ from test_triton_linear import DEVICE, draw, tokens, weight_of
 from headlong.ops.linear import triton as linear
 from headlong.ops.linear.triton import TritonLinear
 from headlong.ops.linear.triton_matrix import FEW
-from headlong.ops.norm.triton import HalfNormed
+from headlong.ops.norm.normed import PartialNorm
 
 INS = 1280
 PACKED = ["fp8_block", "fp8_channel", "int4_asym", "int8_channel", "nvfp4_modelopt"]
@@ -49,7 +49,7 @@ def test_outputs_in_another_order():
 def test_lengths_are_divided_by():
     multiply, x = pair("fp8_block"), tokens(3, INS)
     squares = torch.rand(3, 5, generator=torch.Generator().manual_seed(2)).to(DEVICE)
-    half = HalfNormed(x.bfloat16(), squares, 0.25)
+    half = PartialNorm(x.bfloat16(), squares, 0.25)
     found = multiply(half)
     assert torch.equal(found, one_by_one(multiply, half))
     lengths = (squares.double().sum(1, keepdim=True) + 0.25).sqrt()

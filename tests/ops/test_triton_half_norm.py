@@ -9,8 +9,9 @@ from torch.nn.functional import silu
 
 from headlong.ops.linear.triton import TritonLinear
 from headlong.ops.linear.triton_pieces import WIDTH, add_pieces
+from headlong.ops.norm.normed import PartialNorm
 from headlong.ops.norm.reference import RmsNorm
-from headlong.ops.norm.triton import PART, HalfNormed, TritonRmsNorm, room_args
+from headlong.ops.norm.triton import PART, TritonRmsNorm, room_args
 from headlong.ops.registry import Ops
 
 SIZES = [320, 2 * WIDTH, 2048]
@@ -33,7 +34,7 @@ def test_the_first_half(size):
     x, to, norm = tokens(3, 320), draw(3, size, seed=1).to(DEVICE), norm_of(size)
     found, half = producer(size).plus(x, to, norm)
     assert torch.equal(found, producer(size)(x, to))
-    assert isinstance(half, HalfNormed) and half.x_ND.dtype == torch.bfloat16
+    assert isinstance(half, PartialNorm) and half.x_ND.dtype == torch.bfloat16
     assert torch.equal(half.x_ND, (found * norm.weight).bfloat16())
     parts = found.double().square().split(PART, 1)
     sums = torch.stack([part.sum(1) for part in parts], 1)
@@ -54,7 +55,7 @@ def test_products_see_to_the_second(kind, cut):
     torch.testing.assert_close(made.gated(half, torch.float32), silu(gate) * up, rtol=1e-5, atol=1e-5)
 
 
-def added(made: TritonLinear, half: HalfNormed) -> torch.Tensor:
+def added(made: TritonLinear, half: PartialNorm) -> torch.Tensor:
     """Pieces that somebody else adds."""
     pieces = made.pieces(half)
     out = torch.empty(len(half.x_ND), made.out_features, device=DEVICE)

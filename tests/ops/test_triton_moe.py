@@ -12,8 +12,9 @@ from torch import Tensor
 from headlong.ops.moe import triton as op
 from headlong.ops.moe.triton import TritonExperts
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
+from headlong.ops.norm.normed import PartialNorm
 from headlong.ops.norm.reference import RmsNorm
-from headlong.ops.norm.triton import HalfNormed, TritonRmsNorm
+from headlong.ops.norm.triton import TritonRmsNorm
 from headlong.ops.registry import Ops
 from headlong.quant.detect import detect
 from headlong.quant.format import Weight
@@ -185,10 +186,10 @@ def test_halves_of_norms(sizes):
     x, logits, to = tokens(5, size), logits_of(5, sizes), draw(5, size, seed=3).to(DEVICE)
     norm = TritonRmsNorm(RmsNorm(torch.ones(size, device=DEVICE), 1e-6), torch.bfloat16, lambda: True)
     squares = x.square().unflatten(1, (-1, 32)).sum(2)
-    given = HalfNormed((x * norm.weight).bfloat16(), squares, norm.eps)
+    given = PartialNorm((x * norm.weight).bfloat16(), squares, norm.eps)
     found, half = experts(given, logits, None, to, norm)
     assert_near(found, experts(norm(x), logits, None, to, norm)[0], ROUNDED)
-    assert isinstance(half, HalfNormed) and torch.equal(half.x_ND, (found * norm.weight).bfloat16())
+    assert isinstance(half, PartialNorm) and torch.equal(half.x_ND, (found * norm.weight).bfloat16())
     torch.testing.assert_close(half.squares_NP.sum(1), found.square().sum(1))
     alone, own = experts(given.some(slice(3, 4)), logits[3:4], None, to[3:4], norm)
     assert torch.equal(alone, found[3:4]) and torch.equal(own.squares_NP, half.squares_NP[3:4])

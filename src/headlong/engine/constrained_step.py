@@ -11,7 +11,7 @@ from torch import Tensor
 from headlong.engine.device_step import Begun, DeviceStep, Shape
 from headlong.engine.even_layout import EvenLayout
 from headlong.engine.readings import Readings
-from headlong.ops.graphs import Graphs
+from headlong.ops.cuda_graphs import CudaGraphs
 from headlong.sampling.constraints import packed
 from headlong.types import Constraint, RowPlan
 
@@ -23,7 +23,7 @@ class ConstrainedStep:
         """`constraints` by slot, as they are at any time."""
         self._step, self._constraints = step, constraints
         self._vocab_size = step.model.config.vocab_size
-        self._begin, self._verify, self._settle = (Graphs(device) for _ in range(3))
+        self._begin, self._verify, self._settle = (CudaGraphs(device) for _ in range(3))
         self._readings = Readings()
 
     @property

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from headlong.layers.context import Context
 from headlong.models.decoder import DecoderModel
-from headlong.ops.graphs import Graphs
+from headlong.ops.cuda_graphs import CudaGraphs
 from headlong.ops.rope.reference import angles
 from headlong.ops.upload import upload
 from headlong.state.pages import page_table
@@ -26,7 +26,7 @@ class Runner:
         self.model = model
         self.state = state
         self.device = model.ops.device
-        self.graphs = Graphs(self.device) if model.recordable else None
+        self.graphs = CudaGraphs(self.device) if model.capturable else None
         self.is_usual = True
         """Whether the last pass took as long as such passes do: it was not recorded on the way."""
         recurrent = [s for s in model.state_specs.values() if isinstance(s, DeltaNetSpec)]
@@ -74,11 +74,11 @@ class Runner:
         ops = self.model.ops
         last = max(map(add, batch.rows.starts, batch.rows.query_lens)) - 1
         rotation = angles(batch.positions_N, self.model.rotary, ops.activation_dtype, last)
-        attention = ops.plan_attention(batch.rows, batch.pages_RP, self.state.page_size)
+        attention = ops.prepare_attention(batch.rows, batch.pages_RP, self.state.page_size)
         if self.conv_kernel is None:
             return Context(rotation, attention)
         window = self.conv_kernel - 1 + self.state.max_drafts
-        delta_net = ops.plan_delta_net(batch.rows, self.conv_kernel, window, attention)
+        delta_net = ops.prepare_delta_net(batch.rows, self.conv_kernel, window, attention)
         return Context(rotation, attention, delta_net)
 
     def forward(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
@@ -102,7 +102,7 @@ class Runner:
             and len(batch.logits_index_L) > 0
         )
 
-    def _replay(self, graphs: Graphs, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
+    def _replay(self, graphs: CudaGraphs, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
         """The same as one recorded launch."""
 
         def run(given: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from headlong.engine.device_step import MAX_TOKENS, DeviceStep, Shape
 from headlong.engine.even_layout import EvenLayout
 from headlong.engine.readings import Readings
 from headlong.models.decoder import DecoderModel
-from headlong.ops.graphs import Graphs
+from headlong.ops.cuda_graphs import CudaGraphs
 from headlong.ops.triton_step import MARKS, round_up_positions
 from headlong.sampling.entries import Entries, Entry
 from headlong.sampling.sampler import Sampler
@@ -77,7 +77,7 @@ class WholeStep:
         self._device = model.ops.device
         self.device_step = DeviceStep(model, state, sampler, drafter, max_len)
         self._constrained = ConstrainedStep(self.device_step, sampler.table.constraints, self._device)
-        self._graphs = Graphs(self._device)
+        self._graphs = CudaGraphs(self._device)
         self._readings = Readings()
         self._layouts: dict[tuple[int, int], EvenLayout] = {}
 

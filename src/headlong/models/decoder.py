@@ -43,7 +43,7 @@ class DecoderModel(Embeddings):
         return self.ops.all_triton and plain
 
     @property
-    def recordable(self) -> bool:
+    def capturable(self) -> bool:
         """Whether it can be a CUDA graph."""
         return self.launches_alone and self.ops.device.type == "cuda"
 

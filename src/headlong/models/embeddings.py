@@ -34,7 +34,7 @@ class Embeddings:
         self.rotary = _rotary(config, scope)
 
     @property
-    def recordable(self) -> bool:
+    def capturable(self) -> bool:
         """Whether what is computed with them can be a CUDA graph."""
         return False
 

@@ -273,13 +273,13 @@ class Ops:
             silu_mul = partial(self.triton.silu_mul, dtype=self.dtype)
         return lambda x_ND: silu_mul(gate_up(x_ND))
 
-    def plan_delta_net(self, rows: Rows, kernel: int, window: int, attention: Any) -> Any:
+    def prepare_delta_net(self, rows: Rows, kernel: int, window: int, attention: Any) -> Any:
         """What a step's DeltaNet layers share; `attention` is the plan of its attention layers."""
         if self.native or self.triton is not None:
             return attention
         return ReferenceDeltaNet.plan(rows, kernel, window, self.device)
 
-    def plan_attention(self, rows: Rows, pages_RP: Tensor, page_size: int) -> Any:
+    def prepare_attention(self, rows: Rows, pages_RP: Tensor, page_size: int) -> Any:
         """What a step's attention layers share."""
         return self._gated_attention.plan(rows, pages_RP, page_size)
 

@@ -84,7 +84,7 @@ class HeadElsewhere:
         last = max(start + count for start, count in zip(rows.starts, rows.query_lens, strict=True)) - 1
         rotation = angles(batch.positions_N, ends.rotary, ends.ops.activation_dtype, last)
         page_size = self.inner.state.page_size
-        return Context(rotation, ends.ops.plan_attention(rows, batch.pages_RP, page_size))
+        return Context(rotation, ends.ops.prepare_attention(rows, batch.pages_RP, page_size))
 
     def _there(self) -> AbstractContextManager[object]:
         """Kernels run on the device that is current."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from headlong.layers.context import Context
 from headlong.models.embeddings import Embeddings
 from headlong.models.mtp import MtpHead
-from headlong.ops.graphs import Graphs
+from headlong.ops.cuda_graphs import CudaGraphs
 from headlong.ops.rope.reference import angles
 from headlong.ops.upload import upload
 from headlong.sampling.entries import Entries, Entry
@@ -50,7 +50,7 @@ class MtpProposer:
         self.vocabulary = DraftVocabulary(model, draft_tokens_T)
         self.reader = PairReader(model, head, state)
         self.waiting = WaitingPairs(state)
-        self._graphs = Graphs(model.ops.device) if model.recordable else None
+        self._graphs = CudaGraphs(model.ops.device) if model.capturable else None
         self._whole = WHOLE if state.carry_SD.device.type == "cpu" else WHOLE_ON_GPU
         self._resumed: set[str] = set()
         """Rows of this step that had paused."""
@@ -283,7 +283,7 @@ class _Passes:
         if len(live) < len(self.starts):
             rotation = rotation.picked(at)
         starts = Rows.of_tokens(tuple(self.starts[number] + index for number in live))
-        return Context(rotation, self.ops.plan_attention(starts, self.pages_RP[at], self.page_size))
+        return Context(rotation, self.ops.prepare_attention(starts, self.pages_RP[at], self.page_size))
 
 
 def _spread(

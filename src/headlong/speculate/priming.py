@@ -110,4 +110,4 @@ class PairReader:
         rotation = angles(positions_N, self.model.rotary, ops.activation_dtype, max(positions))
         nothing = (0,) * len(lens)
         step = Rows(nothing, tuple(starts), lens, nothing, nothing)
-        return Context(rotation, ops.plan_attention(step, page_table(pages, device), self.state.page_size))
+        return Context(rotation, ops.prepare_attention(step, page_table(pages, device), self.state.page_size))

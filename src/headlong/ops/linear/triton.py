@@ -18,7 +18,8 @@ from headlong.ops.linear.triton_layout import kind_of, matrices_of, picked, shap
 from headlong.ops.linear.triton_matrix import FEW, Matrix
 from headlong.ops.linear.triton_pieces import Pieces
 from headlong.ops.linear.triton_widths import SURE, width_for
-from headlong.ops.norm.triton import HalfNormed, Norm, Normed, half_normed_room, to_multiply
+from headlong.ops.norm.normed import Normed, PartialNorm
+from headlong.ops.norm.triton import Norm, half_normed_room, to_multiply
 from headlong.ops.silu_mul.triton import silu_mul
 from headlong.quant.format import Weight
 
@@ -69,7 +70,7 @@ class TritonLinear:
 
     def _added(
         self, given: Normed, add_to: Tensor | None, then: Norm | None
-    ) -> tuple[Tensor, HalfNormed | None]:
+    ) -> tuple[Tensor, PartialNorm | None]:
         x_ND, _ = to_multiply(given)
         out_NO = x_ND.new_empty((len(x_ND), self.out_features), dtype=torch.float32)
         residual_NO = None if add_to is None else add_to.contiguous()
@@ -120,7 +121,7 @@ class TritonLinear:
         known = known and fitting_ND is x_ND  # else it is only just being made
         return Pieces.of(whole, whole.multiply(fitting_ND, width_for(len(x_ND), whole), known=known), half)
 
-    def _launches(self, given: Normed) -> Iterator[tuple[slice, Tensor, HalfNormed | None]]:
+    def _launches(self, given: Normed) -> Iterator[tuple[slice, Tensor, PartialNorm | None]]:
         """The tokens that go at once, what they are multiplied as, and what that is half of."""
         x_ND, half = to_multiply(given)
         x_ND = x_ND.to(self.dtype).contiguous()

@@ -18,7 +18,8 @@ from headlong.ops.linear.triton_matrix import FEW, Matrix
 from headlong.ops.linear.triton_pieces import CUT, WIDTH, Pieces, sum_pieces
 from headlong.ops.linear.triton_unpack import FLOAT, INTERPRETED
 from headlong.ops.linear.triton_widths import width_for
-from headlong.ops.norm.triton import HalfNormed, inverse_length, squares_of
+from headlong.ops.norm.normed import PartialNorm
+from headlong.ops.norm.triton import inverse_length, squares_of
 from headlong.ops.triton_launch import OPTIONS, let_next_start, wait
 
 MOST_FLOATS = 512
@@ -131,7 +132,7 @@ def _add_pieces(
         )  # fmt: skip
 
 
-def add_both(pair: Pair, x_ND: Tensor, bias: Tensor | None, half: HalfNormed | None, out_NO: Tensor) -> None:
+def add_both(pair: Pair, x_ND: Tensor, bias: Tensor | None, half: PartialNorm | None, out_NO: Tensor) -> None:
     """The products of at most FEW tokens, and the bias, into `out_NO`."""
     (packed, floats), num_tokens = pair, len(x_ND)
     assert num_tokens <= FEW

@@ -13,7 +13,8 @@ from torch import Tensor
 from triton.compiler.compiler import max_shared_mem
 
 from headlong.ops.linear.triton_kernels import multiply
-from headlong.ops.norm.triton import HalfNormed, length_args
+from headlong.ops.norm.normed import PartialNorm
+from headlong.ops.norm.triton import length_args
 from headlong.ops.triton_launch import OPTIONS
 
 PROGRAMS = 264
@@ -191,7 +192,7 @@ class Matrix:
 
     def put(
         self, x_ND: Tensor, width: int, bias: Tensor | None, residual_NO: Tensor | None, out_NO: Tensor,
-        half: HalfNormed | None,
+        half: PartialNorm | None,
     ) -> None:  # fmt: skip
         """Whole sums into those columns of `out_NO` that are the matrix's, divided by the lengths of what `x_ND` is
         half of."""
@@ -200,14 +201,14 @@ class Matrix:
         )  # fmt: skip
 
     def put_gated(
-        self, x_ND: Tensor, width: int, bias: Tensor | None, out_NI: Tensor, half: HalfNormed | None
+        self, x_ND: Tensor, width: int, bias: Tensor | None, out_NI: Tensor, half: PartialNorm | None
     ) -> None:
         """silu(first half of the outputs) · second half."""
         self._launch(x_ND, width, out_NI, bias, half=half, num_columns=out_NI.shape[1], whole=True, parts=2)
 
     def _launch(
         self, x_ND: Tensor, width: int, out: Tensor, bias: Tensor | None = None, residual_NO: Tensor | None = None,
-        columns_O: Tensor | None = None, half: HalfNormed | None = None, *,
+        columns_O: Tensor | None = None, half: PartialNorm | None = None, *,
         num_columns: int, whole: bool = False, parts: int = 1, known: bool = False,
     ) -> None:  # fmt: skip
         multiply[triton.cdiv(len(x_ND), width), self.programs](

@@ -16,15 +16,8 @@ from torch import Tensor
 from headlong.ops.best.triton import best_of_parts, first_best
 from headlong.ops.linear.triton_kernels import placed, put
 from headlong.ops.linear.triton_matrix import Matrix
-from headlong.ops.norm.triton import (
-    HalfNormed,
-    Norm,
-    inverse_length,
-    length_args,
-    put_half_normed,
-    room_args,
-    squares_of,
-)
+from headlong.ops.norm.normed import PartialNorm
+from headlong.ops.norm.triton import Norm, inverse_length, length_args, put_half_normed, room_args, squares_of
 from headlong.ops.silu_mul.triton import gated
 from headlong.ops.triton_launch import OPTIONS, let_next_start, wait
 
@@ -54,7 +47,7 @@ class Pieces(NamedTuple):
     cut: dict[str, object]
 
     @classmethod
-    def of(cls, matrix: Matrix, pieces_PNO: Tensor, half: HalfNormed | None) -> "Pieces":
+    def of(cls, matrix: Matrix, pieces_PNO: Tensor, half: PartialNorm | None) -> "Pieces":
         """`half` is what was multiplied, if its other half is still to come."""
         cut = {
             "num_tokens": pieces_PNO.shape[1],
@@ -173,7 +166,7 @@ def best_of_pieces(
 
 def add(
     matrix: Matrix, x_ND: Tensor, width: int, bias: Tensor | None, residual_NO: Tensor | None, out_NO: Tensor,
-    half: HalfNormed | None = None, then: Norm | None = None, room: HalfNormed | None = None,
+    half: PartialNorm | None = None, then: Norm | None = None, room: PartialNorm | None = None,
 ) -> None:  # fmt: skip
     """The product, the bias and the residual, into those columns of `out_NO` that are the matrix's. `half` is what
     `x_ND` belongs to, if sums are still to be divided; the first half of what comes `then` goes
@@ -190,7 +183,7 @@ def add(
 
 
 def gate(
-    matrix: Matrix, x_ND: Tensor, width: int, bias: Tensor | None, out_NI: Tensor, half: HalfNormed | None = None
+    matrix: Matrix, x_ND: Tensor, width: int, bias: Tensor | None, out_NI: Tensor, half: PartialNorm | None = None
 ) -> None:  # fmt: skip
     """silu(first half of the outputs) · second half."""
     if matrix.is_whole:

@@ -12,7 +12,7 @@ from torch import Tensor
 from headlong.ops.linear.triton import TritonLinear
 from headlong.ops.linear.triton_layout import shape_of
 from headlong.ops.linear.triton_pieces import Pieces
-from headlong.ops.norm.triton import Normed
+from headlong.ops.norm.normed import Normed
 from headlong.quant.format import Weight
 
 

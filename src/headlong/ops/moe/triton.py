@@ -21,7 +21,8 @@ from headlong.ops.linear.triton_unpack import INTERPRETED
 from headlong.ops.linear.triton_widths import some_matrix
 from headlong.ops.moe import triton_kernels as kernels
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
-from headlong.ops.norm.triton import Norm, Normed, half_normed_room, length_args, room_args, to_multiply
+from headlong.ops.norm.normed import Normed
+from headlong.ops.norm.triton import Norm, half_normed_room, length_args, room_args, to_multiply
 from headlong.ops.triton_launch import OPTIONS
 from headlong.quant.format import Weight
 

@@ -7,13 +7,13 @@ launch less before each product.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from headlong.ops.norm.normed import Normed, PartialNorm
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.triton_launch import OPTIONS, let_next_start, wait
 
@@ -22,31 +22,12 @@ PART = 64
 _PART = tl.constexpr(PART)
 
 
-@dataclass(frozen=True)
-class HalfNormed:
-    """Rows that are still to be divided by their lengths."""
-
-    x_ND: Tensor
-    """x · weight, as narrow as products take it."""
-    squares_NP: Tensor
-    """Sums of the squares of x."""
-    eps: float
-    """That is added to all of them."""
-
-    def some(self, tokens: slice) -> "HalfNormed":
-        return HalfNormed(self.x_ND[tokens], self.squares_NP[tokens], self.eps)
-
-
-Normed = Tensor | HalfNormed
-"""What products take."""
-
-
-def to_multiply(given: Normed) -> tuple[Tensor, HalfNormed | None]:
+def to_multiply(given: Normed) -> tuple[Tensor, PartialNorm | None]:
     """What is multiplied, and what sums are still to be divided by."""
-    return (given.x_ND, given) if isinstance(given, HalfNormed) else (given, None)
+    return (given.x_ND, given) if isinstance(given, PartialNorm) else (given, None)
 
 
-def length_args(half: HalfNormed | None) -> dict[str, object]:
+def length_args(half: PartialNorm | None) -> dict[str, object]:
     """For kernels that divide by lengths, or need not."""
     if half is None:
         return {"squares": None, "length_eps": 0.0, "length_parts": 1, "LENGTH": 1}
@@ -181,16 +162,16 @@ class TritonRmsNorm:
 Norm = Callable[[Tensor], Normed]
 
 
-def half_normed_room(then: Norm | None, like_ND: Tensor) -> HalfNormed | None:
+def half_normed_room(then: Norm | None, like_ND: Tensor) -> PartialNorm | None:
     """For the first half of what comes `then`, if that is a norm which may be halved."""
     if not (isinstance(then, TritonRmsNorm) and then.may_be_halved):
         return None
     squares_NP = like_ND.new_empty((len(like_ND), triton.cdiv(like_ND.shape[1], PART)), dtype=torch.float32)
-    return HalfNormed(torch.empty_like(like_ND, dtype=then.dtype), squares_NP, then.eps)
+    return PartialNorm(torch.empty_like(like_ND, dtype=then.dtype), squares_NP, then.eps)
 
 
 def room_args(
-    then: Norm | None, room: HalfNormed | None
+    then: Norm | None, room: PartialNorm | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, int]:
     """For kernels that write the first half, or none: the norm's weight, and where to."""
     if room is None:

@@ -1,0 +1,29 @@
+"""What a norm makes of hidden states: the normed states, or rows that are still to be divided by their lengths.
+
+A GEMM is linear, so it may be given x · weight and have its sums divided by |x|. Only Triton's GEMMs understand that;
+they alone are ever given a `PartialNorm`.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PartialNorm:
+    """Rows that are still to be divided by their lengths."""
+
+    x_ND: Tensor
+    """x · weight, as narrow as GEMMs take it."""
+    squares_NP: Tensor
+    """Sums of the squares of x, in parts."""
+    eps: float
+    """That is added to the sum of all squares of a row."""
+
+    def some(self, tokens: slice) -> "PartialNorm":
+        """The rows of these tokens alone."""
+        return PartialNorm(self.x_ND[tokens], self.squares_NP[tokens], self.eps)
+
+
+Normed = Tensor | PartialNorm
+"""What linears take."""
