@@ -103,7 +103,7 @@ def test_draining_finishes_what_runs_and_takes_nothing_new():
     with RunningServer() as running:
         busy = Background(running, 1, LONG | {"max_tokens": 400})
         wait_until(lambda: usage(running).running == 1, "the row runs")
-        running.server.gate.draining = True
+        running.server.limit.draining = True
         with running.client() as http:
             assert http.post("/v1/chat/completions", json=SHORT).status_code == 503
             assert http.get("/health").json() == {"status": "draining"}

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from headlong.cli import settings_table
 from headlong.config import EngineConfig
 from headlong.errors import ConfigError
-from headlong.server import config_file, keys, reference
+from headlong.server import config_file, keys
 from headlong.server.settings import ENGINE_FIELDS, FIELDS, SPECS, Settings
 from headlong.server.settings_sources import load, suspicious_variables
 
@@ -308,8 +309,8 @@ def test_settings_check_themselves():
 
 def test_the_table_in_the_docs_is_the_code_s():
     text = DOCS.read_text(encoding="utf-8")
-    table = text.split(reference.BEGIN)[1].split(reference.END)[0]
-    assert table.strip() == reference.table().strip(), "run `python -m headlong.server.reference`"
+    table = text.split(settings_table.BEGIN)[1].split(settings_table.END)[0]
+    assert table.strip() == settings_table.table().strip(), "run `python -m headlong.cli.settings_table`"
 
 
 def test_a_draft_vocabulary_is_a_number_or_a_file(from_yaml):

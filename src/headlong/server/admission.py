@@ -19,7 +19,7 @@ async def admit(
     async with AsyncExitStack() as stack:
         admin = request.state.caller.admin
         model = await stack.enter_async_context(server.pool.lease(model_name, admin=admin))
-        stack.enter_context(server.gate.admit(model, num_rows))
+        stack.enter_context(server.limit.admit(model, num_rows))
         job = await asyncio.to_thread(make_job, model)
         generation = await Generation.prepare(model, job)
         return model, Exchange(request, job, generation, stack.pop_all())

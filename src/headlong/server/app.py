@@ -16,13 +16,13 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from headlong.server import models, openapi, prometheus, stats, system, tokens
+from headlong.server.admission_limit import AdmissionLimit
 from headlong.server.auth import Auth, is_loopback
 from headlong.server.chat import chat_completions
 from headlong.server.completions import completions
 from headlong.server.context import Server
 from headlong.server.endpoint import Endpoint, Handler
 from headlong.server.errors import ApiError
-from headlong.server.gate import Gate
 from headlong.server.guard import Guard
 from headlong.server.messages import count_tokens, messages
 from headlong.server.observer import Observer
@@ -62,7 +62,7 @@ ENDPOINTS = (
 
 
 def build_app(settings: Settings, pool: ModelPool, auth: Auth) -> Starlette:
-    registry, gate = CollectorRegistry(), Gate(settings.max_queue)
+    registry, limit = CollectorRegistry(), AdmissionLimit(settings.max_queue)
     prometheus.EngineCollector(pool, registry)
     routes = [
         Route(one.path, _with_access(one.handler, one.access), methods=[one.method]) for one in ENDPOINTS
@@ -75,7 +75,7 @@ def build_app(settings: Settings, pool: ModelPool, auth: Auth) -> Starlette:
         middleware=_middleware(settings, auth),
         exception_handlers={HTTPException: _as_api_error},
     )
-    app.state.server = Server(settings, pool, auth, gate, Observer(settings, gate, registry), registry)
+    app.state.server = Server(settings, pool, auth, limit, Observer(settings, limit, registry), registry)
     return app
 
 

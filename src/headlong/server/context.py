@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 
+from headlong.server.admission_limit import AdmissionLimit
 from headlong.server.auth import Auth
-from headlong.server.gate import Gate
 from headlong.server.observer import Observer
 from headlong.server.pool import ModelPool
 from headlong.server.settings import Settings
@@ -17,7 +17,7 @@ class Server:
     settings: Settings
     pool: ModelPool
     auth: Auth
-    gate: Gate
+    limit: AdmissionLimit
     observer: Observer
     registry: CollectorRegistry
     started: float = field(default_factory=time.monotonic)

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from starlette.requests import Request
 
 from headlong.completion import Completion
+from headlong.server.admission_limit import AdmissionLimit
 from headlong.server.errors import ApiError
-from headlong.server.gate import Gate
 from headlong.server.generation import Job, Piece, Result
 from headlong.server.logs import log_request
 from headlong.server.model import Model
@@ -66,11 +66,11 @@ class Record:
 class Observer:
     """Used on the event loop alone."""
 
-    def __init__(self, settings: Settings, gate: Gate, registry: CollectorRegistry) -> None:
+    def __init__(self, settings: Settings, limit: AdmissionLimit, registry: CollectorRegistry) -> None:
         self.history: deque[dict[str, Any]] = deque(maxlen=HISTORY)
         self.num_requests = 0
         self._settings = settings
-        self._gate = gate
+        self._limit = limit
 
         def histogram(name: str, text: str) -> Histogram:
             return Histogram(f"headlong:{name}", text, ["model_name"], registry=registry, buckets=_LATENCIES)
@@ -99,7 +99,7 @@ class Observer:
         if record.finish_reason is None:
             record.finish_reason = done[0].finish_reason
         self.num_requests += 1
-        self._gate.took(result.seconds)
+        self._limit.took(result.seconds)
         self._ended.labels(record.model, record.finish_reason).inc()
         self._whole.labels(record.model).observe(result.seconds)
         if result.first_token is not None:

@@ -72,7 +72,7 @@ async def _run(settings: Settings, auth: Auth, listener: socket.socket) -> None:
             await serving
         print(announcement(listener, model), flush=True)
         await _first(stop.get(), serving)
-        app.state.server.gate.draining = True
+        app.state.server.limit.draining = True
         log.info("draining; a second signal ends it at once")
         await _first(pool.idle(), stop.get(), serving, seconds=settings.drain_timeout)
         # Whatever still runs ends here, with an error its client can read.

@@ -30,7 +30,7 @@ def snapshot(server: Server) -> dict[str, Any]:
     common = {
         "time": time.time(),
         "uptime_s": round(time.monotonic() - server.started, 3),
-        "draining": server.gate.draining,
+        "draining": server.limit.draining,
         "requests": list(server.observer.history),
     }
     return common | ({"model": None} if model is None else _of_model(server, model))
@@ -51,7 +51,7 @@ def _of_model(server: Server, model: Model) -> dict[str, Any]:
             "running": usage.running,
             "waiting": usage.waiting,
             "max": usage.slots_total,
-            "queue_limit": server.gate.max_queue,
+            "queue_limit": server.limit.max_queue,
         },
         "cache": {
             "pages_used": usage.pages_used,
@@ -100,7 +100,7 @@ class _SnapshotStream(Response):
         while True:
             body = event(snapshot(self._server)).encode()
             await send({"type": "http.response.body", "body": body, "more_body": True})
-            if self._server.gate.draining:
+            if self._server.limit.draining:
                 break
             await asyncio.sleep(INTERVAL_SECONDS)
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -12,7 +12,7 @@ async def health(request: Request) -> Response:
     server = request.app.state.server
     model = server.pool.current
     failures = [(one, one.llm.failure) for one in server.pool.loaded() if one.llm.failure is not None]
-    if server.gate.draining:
+    if server.limit.draining:
         return JsonReply({"status": "draining"}, 503)
     if failures:
         reason = "; ".join(f"{one.id}: {failure}" for one, failure in failures)

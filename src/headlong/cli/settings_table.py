@@ -1,4 +1,7 @@
-"""The table of settings in docs/server.md, made from the settings. `python -m headlong.server.reference` writes it."""
+"""Writes the table of settings in docs/server.md from the settings themselves.
+
+`python -m headlong.cli.settings_table` writes it; nothing needs it while a server runs.
+"""
 
 import sys
 from pathlib import Path

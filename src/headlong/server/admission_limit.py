@@ -1,4 +1,4 @@
-"""Who may come in: a bounded number of sequences for each model, and none while the server is draining."""
+"""How much is let in: a bounded number of sequences for each model, and none while the server is draining."""
 
 import contextlib
 import math
@@ -10,8 +10,11 @@ from headlong.server.model import Model
 MAX_RETRY_SECONDS = 60
 
 
-class Gate:
-    """Counts sequences from admission to the end of their request. Used on the event loop alone."""
+class AdmissionLimit:
+    """Counts each model's sequences from admission to the end of their request, and refuses those that are too many.
+
+    Used on the event loop alone.
+    """
 
     def __init__(self, max_queue: int) -> None:
         self.max_queue = max_queue
