@@ -10,7 +10,8 @@ from headlong.cli import chat
 from headlong.cli.drafts import AnswerWriter
 from support.command import Headlong
 
-FLAGS = ("--max-tokens", "16", "--temperature", "0")
+FLAGS = ("--max-tokens", "16", "--temperature", "0", "--draft-tokens", "3")
+"""A fixed depth: with `auto` an engine on a busy machine rightly decides to draft nothing."""
 
 
 @pytest.fixture
