@@ -15,7 +15,7 @@ from headlong import LLM, SamplingParams
 from headlong.engine.engine import Engine
 from headlong.engine.whole_step import WholeStep
 from headlong.ops.cuda_graphs import CudaGraphs
-from headlong.ops.linear import triton_matrix
+from headlong.ops.linear import triton_weight
 from headlong.params import Grammar
 from headlong.speculate.elsewhere import HeadElsewhere
 from headlong.state.layer import KvState
@@ -105,8 +105,8 @@ def test_cuda_gives_the_tokens_of_the_cpu_at_every_depth() -> None:
 
 def test_sums_in_pieces_give_the_same_tokens_at_every_depth(monkeypatch: pytest.MonkeyPatch) -> None:
     """As larger models leave them, and with them their norms in half; the embedded model's would be whole."""
-    monkeypatch.setattr(triton_matrix, "LEAST_STEPS", 1)
-    monkeypatch.setattr(triton_matrix, "WHOLE_STEPS", 0)
+    monkeypatch.setattr(triton_weight, "LEAST_STEPS", 1)
+    monkeypatch.setattr(triton_weight, "WHOLE_STEPS", 0)
     expected = completions("cuda", 0, "bfloat16", BOTH)
     for draft_tokens in (1, 3, 8):
         assert completions("cuda", draft_tokens, "bfloat16", BOTH) == expected, f"K={draft_tokens}"

@@ -22,9 +22,9 @@ from headlong.ops import triton_launch
 triton_launch.OVERLAPS = tl.constexpr(True)
 from headlong.ops.delta_net import triton_kernels as delta_net
 from headlong.ops.draw import triton_sample as sampling
-from headlong.ops.linear import triton_beside as beside
-from headlong.ops.linear import triton_kernels as linear
-from headlong.ops.linear import triton_pieces as pieces
+from headlong.ops.linear import triton_paired as beside
+from headlong.ops.linear import triton_gemm as linear
+from headlong.ops.linear import triton_split_k as pieces
 from headlong.ops.moe import triton_kernels as moe
 from headlong.ops.penalise import triton as penalise
 
@@ -133,9 +133,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from headlong.ops import triton_launch
 triton_launch.OVERLAPS = tl.constexpr(False)
-from headlong.ops.linear import triton_kernels, triton_matrix, triton_unpack
-from headlong.ops.linear.triton_matrix import Kind
-from headlong.ops.linear.triton_widths import WIDTHS, some_matrix
+from headlong.ops.linear import triton_gemm, triton_weight, triton_unpack
+from headlong.ops.linear.triton_weight import Kind
+from headlong.ops.linear.triton_block_m import WIDTHS, some_matrix
 
 MEMORY, calls = int(sys.argv[1]), []
 
@@ -143,19 +143,19 @@ class Recorder:
     def __getitem__(self, grid):
         return lambda *args, **given: calls.append((args, given))
 
-triton_matrix.multiply, triton_matrix.memory_of = Recorder(), lambda device: MEMORY
+triton_weight.multiply, triton_weight.memory_of = Recorder(), lambda device: MEMORY
 POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int16: "*i16", torch.uint8: "*u8"}
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion", "launch_pdl")
 
 def memory(args, given):
-    names = triton_kernels.multiply.arg_names
+    names = triton_gemm.multiply.arg_names
     passed = dict(zip(names, args)) | {n: v for n, v in given.items() if n not in OPTIONS}
     constants = {n: v for n, v in passed.items() if v is None or n.isupper()}
     types = {n: POINTERS[v.dtype] if isinstance(v, torch.Tensor) else "i32" for n, v in passed.items()}
     types |= {"length_eps": "fp32", **dict.fromkeys(constants, "constexpr")}
     whole = [n for n in names if types[n] == "i32" and passed[n] % 16 == 0]
     even = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n in whole or types[n][0] == "*"}
-    source = ASTSource(triton_kernels.multiply, {n: types[n] for n in names}, constants, even)
+    source = ASTSource(triton_gemm.multiply, {n: types[n] for n in names}, constants, even)
     options = {n: v for n, v in given.items() if n in OPTIONS and n != "launch_pdl" and v is not None}
     return triton.compile(source, target=GPUTarget("cuda", 86, 32), options=options).metadata.shared
 

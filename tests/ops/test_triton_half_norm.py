@@ -8,7 +8,7 @@ from test_triton_linear import DEVICE, draw, in_pieces, linear, tokens, weight_o
 from torch.nn.functional import silu
 
 from headlong.ops.linear.triton import TritonLinear
-from headlong.ops.linear.triton_pieces import WIDTH, add_pieces
+from headlong.ops.linear.triton_split_k import WIDTH, add_pieces
 from headlong.ops.norm.normed import PartialNorm
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.norm.triton import PART, TritonRmsNorm, room_args

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from headlong.errors import CheckpointError
-from headlong.ops.linear import triton_matrix, triton_pieces, triton_widths
+from headlong.ops.linear import triton_block_m, triton_split_k, triton_weight
 from headlong.ops.linear.triton import TritonLinear
-from headlong.ops.linear.triton_layout import kind_of
-from headlong.ops.linear.triton_matrix import BYTE_PROGRAMS, PROGRAMS, Kind, plan_shape
-from headlong.ops.linear.triton_widths import SURE, WIDTHS, product, width_for
+from headlong.ops.linear.triton_block_m import SURE, WIDTHS, product, width_for
+from headlong.ops.linear.triton_repack import kind_of
+from headlong.ops.linear.triton_weight import BYTE_PROGRAMS, PROGRAMS, Kind, plan_shape
 from headlong.ops.registry import Ops
 from headlong.ops.silu_mul.triton import silu_mul
 from headlong.quant.compressed import CompressedInts
@@ -219,8 +219,8 @@ def test_widths_give_the_same_bits(kind):
 @pytest.mark.parametrize("agree", [True, False])
 def test_widths_differ_only_where_bits_do_not(agree, monkeypatch):
     tried = []
-    monkeypatch.setattr(triton_widths, "_interpreted", lambda: False)
-    monkeypatch.setattr(triton_widths, "_agrees", lambda *at: tried.append(at) or agree)
+    monkeypatch.setattr(triton_block_m, "_interpreted", lambda: False)
+    monkeypatch.setattr(triton_block_m, "_agrees", lambda *at: tried.append(at) or agree)
     for kind, least, most in (("bfloat16", 16, 256), ("fp8_block", 8, 128), ("int4_asym", 16, 128)):
         matrix = linear(kind, SHAPES[0]).matrices[0]
         found = [width_for(count, matrix) for count in (1, 8, 9, 16, 17, 64, 65, 129, 5000)]
@@ -231,17 +231,17 @@ def test_widths_differ_only_where_bits_do_not(agree, monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_widths_are_tried_on(kind, monkeypatch):
     """Numbers all of them, and a difference in the last bit of one is found."""
-    monkeypatch.setattr(triton_widths, "OUTS", 70)
-    monkeypatch.setattr(triton_widths, "INS", 512)
+    monkeypatch.setattr(triton_block_m, "OUTS", 70)
+    monkeypatch.setattr(triton_block_m, "INS", 512)
     found, generator = kind_of(weight_of(kind, SHAPES[1])), torch.Generator(DEVICE).manual_seed(0)
     assert isinstance(found, Kind)
     matrix = linear(kind, SHAPES[1]).matrices[0]
-    some = triton_widths.some_matrix(found, matrix.dtype, generator)
+    some = triton_block_m.some_matrix(found, matrix.dtype, generator)
     out = product(some, torch.ones(2, 512, dtype=some.dtype, device=DEVICE), SURE)
     assert out.isfinite().all() and (out.std(1) > 0).all()
     off = iter([torch.zeros(1), torch.zeros(1).nextafter(torch.ones(1))])
-    monkeypatch.setattr(triton_widths, "product", lambda *_: next(off))
-    assert not triton_widths._agrees.__wrapped__(found, matrix.dtype, torch.device(DEVICE), 16)
+    monkeypatch.setattr(triton_block_m, "product", lambda *_: next(off))
+    assert not triton_block_m._agrees.__wrapped__(found, matrix.dtype, torch.device(DEVICE), 16)
 
 
 def test_what_lies_beside_the_input_does_not_matter():
@@ -285,7 +285,7 @@ def test_gate_in_one_go(kinds, biased, cut, monkeypatch):
 @pytest.mark.parametrize("kinds", [["bfloat16"], ["fp8_block"], ["bfloat16", "fp8_block"]], ids=str)
 def test_best_output_without_the_others(kinds, monkeypatch):
     """What the best of all outputs would be: also of equal ones, and of those that are no numbers."""
-    monkeypatch.setattr(triton_pieces, "COMPARED", 16)
+    monkeypatch.setattr(triton_split_k, "COMPARED", 16)
     size = SHAPES[1][0] * len(kinds)
     bias = torch.zeros(size, device=DEVICE)
     bias[[20, 50]] = torch.inf
@@ -372,7 +372,7 @@ def test_what_it_does_not_know_is_left_to_others():
 def test_plans_share_the_work_evenly(shape, bits):
     """Every program but the last has as much to do, and one wave of them does all of it."""
     plan = plan_shape(*shape, bits=bits)
-    columns = plan.block_ins * triton_matrix.halves(bits)
+    columns = plan.block_ins * triton_weight.halves(bits)
     assert all(size & (size - 1) == 0 for size in plan[:2]) and shape[1] % columns == 0
     steps = -(-shape[0] // plan.block_outs) * (shape[1] // columns)
     programs = -(-steps // plan.steps_each)

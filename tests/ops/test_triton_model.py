@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headlong.layers.mlp import MoeMlp
-from headlong.ops.linear import triton_matrix
+from headlong.ops.linear import triton_weight
 from headlong.ops.linear.triton import TritonLinear
 from headlong.ops.moe.triton import TritonExperts
 from headlong.ops.norm.triton import TritonRmsNorm
@@ -82,8 +82,8 @@ def test_whole_sums(folder, monkeypatch):
 @pytest.mark.parametrize("folder", ["dense", "experts"], indirect=True)
 def test_sums_in_pieces(folder, monkeypatch):
     """As those of larger models are, which leave their norms to products in half: all of a layer's, but the first."""
-    monkeypatch.setattr(triton_matrix, "LEAST_STEPS", 1)
-    monkeypatch.setattr(triton_matrix, "WHOLE_STEPS", 0)
+    monkeypatch.setattr(triton_weight, "LEAST_STEPS", 1)
+    monkeypatch.setattr(triton_weight, "WHOLE_STEPS", 0)
     whole, honest = [], TritonRmsNorm.__call__
     monkeypatch.setattr(TritonRmsNorm, "__call__", lambda self, x: whole.append(self) or honest(self, x))
     layers = agree(folder, monkeypatch).engine.runner.model.layers

@@ -11,9 +11,9 @@ from test_triton_linear import DEVICE, in_pieces, tokens, weight_of
 from headlong.ops.delta_net.triton import TritonDeltaNet
 from headlong.ops.gated_attention.triton import TritonGatedAttention
 from headlong.ops.linear.triton import TritonLinear
-from headlong.ops.linear.triton_matrix import Matrix
-from headlong.ops.linear.triton_pieces import WIDTH, Pieces, add_pieces
 from headlong.ops.linear.triton_projection import GivenProjected, TritonProjection, projected_of
+from headlong.ops.linear.triton_split_k import WIDTH, Pieces, add_pieces
+from headlong.ops.linear.triton_weight import Matrix
 from headlong.ops.norm.triton import length_args, room_args
 from support.ragged import Share
 

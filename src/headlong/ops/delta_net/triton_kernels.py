@@ -12,7 +12,7 @@ columns may all write what its tokens bring, which is the same.
 import triton
 import triton.language as tl
 
-from headlong.ops.linear.triton_pieces import CUT, sum_pieces
+from headlong.ops.linear.triton_split_k import CUT, sum_pieces
 from headlong.ops.norm.triton import inverse_length, squares_added, squares_of
 from headlong.ops.triton_launch import let_next_start, wait
 

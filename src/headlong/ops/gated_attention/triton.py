@@ -11,8 +11,8 @@ from torch import Tensor
 
 from headlong.ops.gated_attention.reference import GatedAttentionWeights
 from headlong.ops.gated_attention.triton_kernels import attend_kernel, combine_kernel, prepare_kernel
-from headlong.ops.linear.triton_pieces import WHOLE, Pieces
 from headlong.ops.linear.triton_projection import Projected, projected_of
+from headlong.ops.linear.triton_split_k import WHOLE, Pieces
 from headlong.ops.rope.reference import Angles
 from headlong.ops.triton_launch import OPTIONS
 from headlong.ops.triton_step import TritonStep

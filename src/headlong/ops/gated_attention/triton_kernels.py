@@ -9,7 +9,7 @@ position. Integers that vary between launches are not specialized on, so that on
 import triton
 import triton.language as tl
 
-from headlong.ops.linear.triton_pieces import CUT, sum_pieces
+from headlong.ops.linear.triton_split_k import CUT, sum_pieces
 from headlong.ops.norm.triton import inverse_length, squares_of
 from headlong.ops.triton_launch import let_next_start, wait
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from headlong.ops.best.triton import best
-from headlong.ops.linear import triton_pieces
-from headlong.ops.linear.triton_beside import Pair, add_both
-from headlong.ops.linear.triton_layout import kind_of, matrices_of, picked, shape_of
-from headlong.ops.linear.triton_matrix import FEW, Matrix
-from headlong.ops.linear.triton_pieces import Pieces
-from headlong.ops.linear.triton_widths import SURE, width_for
+from headlong.ops.linear import triton_split_k
+from headlong.ops.linear.triton_block_m import SURE, width_for
+from headlong.ops.linear.triton_paired import Pair, add_both
+from headlong.ops.linear.triton_repack import kind_of, matrices_of, picked, shape_of
+from headlong.ops.linear.triton_split_k import Pieces
+from headlong.ops.linear.triton_weight import FEW, Matrix
 from headlong.ops.norm.normed import Normed, PartialNorm
 from headlong.ops.norm.triton import Norm, half_normed_room, to_multiply
 from headlong.ops.silu_mul.triton import silu_mul
@@ -84,7 +84,7 @@ class TritonLinear:
             residual = None if residual_NO is None else residual_NO[part]
             put = None if room is None else room.some(part)
             for matrix in self.matrices:
-                triton_pieces.add(
+                triton_split_k.add(
                     matrix, x, width_for(len(x), matrix), self.bias, residual, out_NO[part], half, then, put
                 )
         return out_NO, room
@@ -97,7 +97,7 @@ class TritonLinear:
         x_ND, _ = to_multiply(given)
         out_NI = x_ND.new_empty((len(x_ND), self.out_features // 2), dtype=dtype)
         for part, x, half in self._launches(given):
-            triton_pieces.gate(whole, x, width_for(len(x), whole), self.bias, out_NI[part], half)
+            triton_split_k.gate(whole, x, width_for(len(x), whole), self.bias, out_NI[part], half)
         return out_NI
 
     def best(self, x_ND: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class TritonLinear:
             return best(self(x_ND))
         found_N = x_ND.new_empty(len(x_ND), dtype=torch.long)
         for part, x, _ in self._launches(x_ND):
-            triton_pieces.best(whole, x, width_for(len(x), whole), self.bias, found_N[part])
+            triton_split_k.best(whole, x, width_for(len(x), whole), self.bias, found_N[part])
         return found_N
 
     def pieces(self, given: Normed, *, known: bool = False) -> Pieces:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from headlong.ops.linear.triton import TritonLinear
-from headlong.ops.linear.triton_layout import shape_of
-from headlong.ops.linear.triton_pieces import Pieces
+from headlong.ops.linear.triton_repack import shape_of
+from headlong.ops.linear.triton_split_k import Pieces
 from headlong.ops.norm.normed import Normed
 from headlong.quant.format import Weight
 

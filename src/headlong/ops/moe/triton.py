@@ -16,9 +16,9 @@ import triton
 from torch import Tensor
 
 from headlong.ops.linear.triton import WORKSPACE, TritonLinear
-from headlong.ops.linear.triton_matrix import DTYPES, Kind, Matrix, columns_at_once, halves
+from headlong.ops.linear.triton_block_m import some_matrix
 from headlong.ops.linear.triton_unpack import INTERPRETED
-from headlong.ops.linear.triton_widths import some_matrix
+from headlong.ops.linear.triton_weight import DTYPES, Kind, Matrix, columns_at_once, halves
 from headlong.ops.moe import triton_kernels as kernels
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
 from headlong.ops.norm.normed import Normed

@@ -15,7 +15,7 @@ N tokens, P pairs, E experts, A experts a token, D inputs, O outputs; a tile has
 import triton
 import triton.language as tl
 
-from headlong.ops.linear.triton_kernels import add_step, at_rows
+from headlong.ops.linear.triton_gemm import add_step, at_rows
 from headlong.ops.norm.triton import inverse_lengths, put_half_normed, squares_of_tokens
 from headlong.ops.triton_launch import follow, let_next_start, wait, waited
 

@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headlong.ops.linear.triton_kernels import multiply_share, placed, put
-from headlong.ops.linear.triton_matrix import FEW, Matrix
-from headlong.ops.linear.triton_pieces import CUT, WIDTH, Pieces, sum_pieces
+from headlong.ops.linear.triton_block_m import width_for
+from headlong.ops.linear.triton_gemm import multiply_share, placed, put
+from headlong.ops.linear.triton_split_k import CUT, WIDTH, Pieces, sum_pieces
 from headlong.ops.linear.triton_unpack import FLOAT, INTERPRETED
-from headlong.ops.linear.triton_widths import width_for
+from headlong.ops.linear.triton_weight import FEW, Matrix
 from headlong.ops.norm.normed import PartialNorm
 from headlong.ops.norm.triton import inverse_length, squares_of
 from headlong.ops.triton_launch import OPTIONS, let_next_start, wait

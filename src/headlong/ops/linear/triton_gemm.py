@@ -2,10 +2,10 @@
 
 All steps of a matrix, tile of outputs by tile and along each from its first columns to its last, are one line that is
 cut into equal shares, one for each program. Where a share ends inside a tile, each program leaves a piece of the sum;
-triton_pieces.py adds them in their order. A matrix with few columns is cut between tiles alone, and what becomes of a
-sum is done at once. Tiles, shares and pieces are cut the same whatever the number of tokens (triton_matrix.py). How
+triton_split_k.py adds them in their order. A matrix with few columns is cut between tiles alone, and what becomes of a
+sum is done at once. Tiles, shares and pieces are cut the same whatever the number of tokens (triton_weight.py). How
 many of these are multiplied at once depends on their number, but only where the device gives each the same bits
-(triton_widths.py); so a token's bits do not depend on its company.
+(triton_block_m.py); so a token's bits do not depend on its company.
 
 N tokens, D inputs, O outputs; a tile has B outputs, a step C columns, a program M tokens.
 """

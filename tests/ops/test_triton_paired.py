@@ -6,7 +6,7 @@ from test_triton_linear import DEVICE, draw, tokens, weight_of
 
 from headlong.ops.linear import triton as linear
 from headlong.ops.linear.triton import TritonLinear
-from headlong.ops.linear.triton_matrix import FEW
+from headlong.ops.linear.triton_weight import FEW
 from headlong.ops.norm.normed import PartialNorm
 
 INS = 1280

@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from headlong.ops.best.triton import best_of_parts, first_best
-from headlong.ops.linear.triton_kernels import placed, put
-from headlong.ops.linear.triton_matrix import Matrix
+from headlong.ops.linear.triton_gemm import placed, put
+from headlong.ops.linear.triton_weight import Matrix
 from headlong.ops.norm.normed import PartialNorm
 from headlong.ops.norm.triton import Norm, inverse_length, length_args, put_half_normed, room_args, squares_of
 from headlong.ops.silu_mul.triton import gated

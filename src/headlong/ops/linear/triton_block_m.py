@@ -9,9 +9,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from headlong.ops.linear.triton_matrix import COLUMNS, Kind, Matrix, tiled
-from headlong.ops.linear.triton_pieces import add
+from headlong.ops.linear.triton_split_k import add
 from headlong.ops.linear.triton_unpack import FLOAT, INTERPRETED
+from headlong.ops.linear.triton_weight import COLUMNS, Kind, Matrix, tiled
 
 log = logging.getLogger(__name__)
 WIDTHS = (8, 16, 64, 128, 256)

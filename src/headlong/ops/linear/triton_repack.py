@@ -10,8 +10,8 @@ import triton
 from torch import Tensor
 
 from headlong.errors import CheckpointError
-from headlong.ops.linear.triton_matrix import COLUMNS, DTYPES, TOGETHER, Kind, Matrix, tiled
 from headlong.ops.linear.triton_unpack import E2M1, E4M3, FLOAT, INTEGER, NIBBLE
+from headlong.ops.linear.triton_weight import COLUMNS, DTYPES, TOGETHER, Kind, Matrix, tiled
 from headlong.quant.format import PackedWeight, Weight
 from headlong.quant.fp8 import Fp8Weight
 from headlong.quant.nvfp4 import Nvfp4Weight

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.compiler.compiler import max_shared_mem
 
-from headlong.ops.linear.triton_kernels import multiply
+from headlong.ops.linear.triton_gemm import multiply
 from headlong.ops.norm.normed import PartialNorm
 from headlong.ops.norm.triton import length_args
 from headlong.ops.triton_launch import OPTIONS
