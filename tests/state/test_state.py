@@ -159,6 +159,17 @@ def test_commit_moves_lengths_replays_and_last_tokens():
     assert state.last_token_S[slots].tolist() == [77, 10, 22]
 
 
+def test_commit_without_tokens_leaves_the_last_tokens_that_the_device_stored():
+    state = make_state()
+    state.admit("a"), state.admit("b")
+    state.last_token_S.copy_(torch.arange(4))
+    plan = Plan((row_plan(state, "a", 3, 2), row_plan(state, "b", 4, 3)), 3)
+    state.commit(plan, Verdict(None, (1, 0), ((5, 6), (7,)), ((), ()), ((), ())))
+    found = {row: (held.length, held.num_replay) for row, held in state.rows.items()}
+    assert found == {"a": (2, 1), "b": (1, 0)}
+    assert state.last_token_S.tolist() == [0, 1, 2, 3]
+
+
 def test_a_kind_that_cannot_roll_back_is_refused_by_name():
     @dataclass(frozen=True)
     class SlidingSpec:

@@ -115,8 +115,7 @@ class DraftModelProposer:
         rows = tuple(self._fed.values())
         kept = tuple(min(accepted.get(row.request.id, 0), row.num_drafts) for row in rows)
         self._fed = {}
-        nothing = torch.zeros(0, dtype=torch.long)
-        self.own.commit(Plan(rows, max(row.num_drafts for row in rows)), _verdict(nothing, kept))
+        self.own.commit(Plan(rows, max(row.num_drafts for row in rows)), _verdict(kept))
 
     def _forget(self, row_ids: Sequence[str]) -> None:
         for row_id in row_ids:
@@ -168,8 +167,7 @@ class DraftModelProposer:
         known = [(row.request.id, self._read.pop(row.request.id)) for row in reading.rows]
         batch = self._runner.batch(reading, None)
         _, logits_DV = self._runner.forward(batch, self._runner.context(batch))
-        undecided = torch.zeros(len(logits_DV), dtype=torch.long, device=logits_DV.device)
-        self.own.commit(reading, _verdict(undecided, (0,) * len(reading.rows)))
+        self.own.commit(reading, _verdict((0,) * len(reading.rows)))
         self._read.update(known)
         return logits_DV
 
@@ -251,10 +249,10 @@ def _own_plan(
     )
 
 
-def _verdict(tokens_L: Tensor, accepted: tuple[int, ...]) -> Verdict:
-    """What the own state is told: so many drafts of each row stay."""
+def _verdict(accepted: tuple[int, ...]) -> Verdict:
+    """What the drafter's own state is told: so many drafts of each row stay. It never reads a last token there."""
     none = tuple(() for _ in accepted)
-    return Verdict(tokens_L, accepted, none, none, none)
+    return Verdict(None, accepted, none, none, none)
 
 
 def _spread(

@@ -154,20 +154,15 @@ class State:
         return boundary if wanted and end < total and boundary > row.length else end
 
     def commit(self, plan: Plan, verdict: Verdict, hidden_ND: Tensor | None = None) -> None:
-        """Settles a step: every row keeps its certain tokens and its accepted drafts, and nothing else."""
-        self.keep(plan, verdict.accepted, hidden_ND)
-        sampling = [i for i, row in enumerate(plan.rows) if row.samples]
-        if sampling:
-            assert verdict.tokens_L is not None
-            firsts, accepted = plan.first_logits, verdict.accepted
-            last, slots = upload(
-                [[firsts[i] + accepted[i] for i in sampling], [plan.rows[i].slot for i in sampling]],
-                verdict.tokens_L.device,
-            )
-            self.last_token_S[slots] = verdict.tokens_L[last]
+        """Ends a step: every row keeps its certain tokens and its accepted drafts, and nothing else.
 
-    def keep(self, plan: Plan, accepted: Sequence[int], hidden_ND: Tensor | None) -> None:
-        """The host's part of it, where the last tokens are in place already."""
+        `hidden_ND` are the target's hidden states of the plan's tokens, where the prefix cache or the head will want
+        them. A verdict without `tokens_L` comes from a step that stored each row's last token on the device itself."""
+        self._move_lengths(plan, verdict.accepted, hidden_ND)
+        if verdict.tokens_L is not None:
+            self._store_last_tokens(plan, verdict.accepted, verdict.tokens_L)
+
+    def _move_lengths(self, plan: Plan, accepted: Sequence[int], hidden_ND: Tensor | None) -> None:
         flat = 0
         for row_plan, count in zip(plan.rows, accepted, strict=True):
             row = self.rows[row_plan.request.id]
@@ -177,6 +172,17 @@ class State:
                 last = flat + row_plan.num_certain - 1
                 row.hidden_JD = hidden_ND[last : last + 1 + count]
             flat += row_plan.query_len
+
+    def _store_last_tokens(self, plan: Plan, accepted: Sequence[int], tokens_L: Tensor) -> None:
+        """The token after each sampling row's accepted drafts, without a readback."""
+        sampling = [i for i, row in enumerate(plan.rows) if row.samples]
+        if sampling:
+            firsts = plan.first_logits
+            last, slots = upload(
+                [[firsts[i] + accepted[i] for i in sampling], [plan.rows[i].slot for i in sampling]],
+                tokens_L.device,
+            )
+            self.last_token_S[slots] = tokens_L[last]
 
     def at_checkpoint(self, row_id: str) -> bool:
         """Whether what a row has settled can be offered to others while it goes on."""
