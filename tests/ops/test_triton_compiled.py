@@ -19,7 +19,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from headlong.ops import triton_launch
-triton_launch.OVERLAPS = tl.constexpr(True)
+triton_launch.HAS_PDL = tl.constexpr(True)
 from headlong.ops.delta_net import triton_kernels as delta_net
 from headlong.ops.draw import triton_sample as sampling
 from headlong.ops.linear import triton_paired as beside
@@ -36,7 +36,7 @@ def made(kernel, pointers, options={}, **constants):
     types |= {n: "fp32" for n in ("eps", "length_eps") if n in types and n not in constants}
     even = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n in pointers or n in EVEN}
     source = ASTSource(kernel, signature=types, constexprs=constants, attrs=even)
-    options = {"num_warps": 4, "num_stages": 3, **triton_launch.OPTIONS, "launch_pdl": True, **options}
+    options = {"num_warps": 4, "num_stages": 3, **triton_launch.LAUNCH_OPTIONS, "launch_pdl": True, **options}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
 
 def machine_code(*args, **constants):
@@ -132,7 +132,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from headlong.ops import triton_launch
-triton_launch.OVERLAPS = tl.constexpr(False)
+triton_launch.HAS_PDL = tl.constexpr(False)
 from headlong.ops.linear import triton_gemm, triton_weight, triton_unpack
 from headlong.ops.linear.triton_weight import Kind
 from headlong.ops.linear.triton_block_m import WIDTHS, some_matrix
@@ -145,18 +145,18 @@ class Recorder:
 
 triton_weight.multiply, triton_weight.memory_of = Recorder(), lambda device: MEMORY
 POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int16: "*i16", torch.uint8: "*u8"}
-OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion", "launch_pdl")
+LAUNCH_OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion", "launch_pdl")
 
 def memory(args, given):
     names = triton_gemm.multiply.arg_names
-    passed = dict(zip(names, args)) | {n: v for n, v in given.items() if n not in OPTIONS}
+    passed = dict(zip(names, args)) | {n: v for n, v in given.items() if n not in LAUNCH_OPTIONS}
     constants = {n: v for n, v in passed.items() if v is None or n.isupper()}
     types = {n: POINTERS[v.dtype] if isinstance(v, torch.Tensor) else "i32" for n, v in passed.items()}
     types |= {"length_eps": "fp32", **dict.fromkeys(constants, "constexpr")}
     whole = [n for n in names if types[n] == "i32" and passed[n] % 16 == 0]
     even = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n in whole or types[n][0] == "*"}
     source = ASTSource(triton_gemm.multiply, {n: types[n] for n in names}, constants, even)
-    options = {n: v for n, v in given.items() if n in OPTIONS and n != "launch_pdl" and v is not None}
+    options = {n: v for n, v in given.items() if n in LAUNCH_OPTIONS and n != "launch_pdl" and v is not None}
     return triton.compile(source, target=GPUTarget("cuda", 86, 32), options=options).metadata.shared
 
 kinds = {

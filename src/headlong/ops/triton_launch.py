@@ -1,20 +1,24 @@
-"""How Triton's kernels follow one another: a kernel's programs may start while those of the one before still run.
+"""Programmatic dependent launch (PDL): a kernel's programs may start while those of the kernel before it still run.
 
-Every kernel lets the next one start, most of them at once, and every program of it, on every path, waits for the one
-before to end before it reads what kernels of its pass wrote, and before it writes. Since each waits for the one before
-it, what is read after the wait is the work of all earlier ones; and memory that was freed and given to a later kernel
-is written only when all that read it are done. Where the device or Triton's interpreter cannot do this, kernels follow
-one another as usual.
+Every kernel calls `launch_dependents`, most of them at once, and every program of it, on every path, calls
+`wait_for_previous_kernel` before it reads what other kernels of its pass wrote, and before it writes. Because each
+kernel waits for the one before it, what is read after the wait is the work of all earlier ones; and memory that was freed and
+given to a later kernel is written only when every kernel that reads it has ended. Where the device or Triton's
+interpreter has no PDL, kernels follow one another as usual.
 
-Before it waits, a program may read weights and what was there when its pass began: a pass begins with torch's look-up
-of embeddings, which waits for all before it and lets nothing start before it has ended. And after a kernel that waits
-first and lets the next one start then, it may read what those before that kernel wrote: they have ended.
+Before the wait, a program may read weights and whatever was there when its pass began: a pass begins with torch's
+lookup of embeddings, which waits for all earlier kernels and lets nothing start before it has ended. And after a kernel
+that waits first and launches its dependents only then, a program may read what the kernels before that one wrote: they
+have ended.
 
-A product whose inputs were there before that, and which writes where nothing is in use, need not wait at all: it runs
-beside the kernel before. One program of it waits in the end, so that whoever waits for it waits for both.
+A GEMM whose inputs were there before that, and which writes to memory that nothing uses, need not wait at all: it runs
+beside the kernel before. One of its programs waits at its end, so that whoever waits for this kernel waits for both.
 
-A product's weights need not wait, only its inputs. Its loop asks for what later steps need, and for the first ones'
-before it begins: waiting there by `waited`, on the inputs' way alone, the first weights are on theirs meanwhile.
+A GEMM's weights need not wait, only its inputs. Its software pipeline loads what later steps need, and what the first
+steps need before the loop begins. The wait by `zero_after_previous_kernel` is on the inputs' path alone, so that the
+first weights are on their way meanwhile.
+
+This file knows nothing of what the kernels compute.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportOperatorIssue=false
@@ -25,44 +29,47 @@ import triton.language as tl
 from triton import knobs
 
 
-def _overlaps() -> bool:
+def _has_pdl() -> bool:
     if knobs.runtime.interpret or torch.version.cuda is None or not torch.cuda.is_available():
         return False
     return torch.cuda.get_device_capability() >= (9, 0)
 
 
-def _options() -> dict[str, bool]:
-    """A product and a sum are one instruction where they can be. That has been Triton's own choice and will not be from
-    3.10 on: it would change what kernels cost, and their last bits, with a new Triton."""
+def _launch_options() -> dict[str, bool]:
+    """A multiplication and an addition are fused into one instruction where they can be. That has been Triton's own
+    choice and will not be from 3.10 on: a new Triton would change what kernels cost, and the last bits of what they
+    compute."""
     if knobs.runtime.interpret:
         return {}
-    return {"enable_fp_fusion": True, **({"launch_pdl": True} if OVERLAPS.value else {})}
+    return {"enable_fp_fusion": True, **({"launch_pdl": True} if HAS_PDL.value else {})}
 
 
-OVERLAPS = tl.constexpr(_overlaps())
-OPTIONS = _options()
-"""Of every launch."""
+HAS_PDL = tl.constexpr(_has_pdl())
+LAUNCH_OPTIONS = _launch_options()
+"""Compiler options of every kernel launch."""
 
 
 @triton.jit
-def let_next_start():
-    if OVERLAPS:
+def launch_dependents():
+    """Lets the next kernel start (griddepcontrol.launch_dependents)."""
+    if HAS_PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
-def wait():
-    """For the kernel before."""
-    if OVERLAPS:
+def wait_for_previous_kernel():
+    """Waits until the kernel before this one has ended and its writes can be seen (griddepcontrol.wait)."""
+    if HAS_PDL:
         tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
-def waited(step):
-    """0, as soon as the kernel before has ended. What lies at an address that this was added to is read after that; a
-    loop's other loads are not held up. It says nothing of what is read elsewhere: `wait` still has to come."""
-    if OVERLAPS:
-        # Called pure, so that a loop may run it ahead; that it takes the step keeps it in the loop.
+def zero_after_previous_kernel(step):
+    """Returns 0 as soon as the kernel before has ended. A load from an address that this 0 was added to happens after
+    that, while a loop's other loads are not held up. It promises nothing about other loads: `wait_for_previous_kernel`
+    still has to come."""
+    if HAS_PDL:
+        # Declared pure, so that a loop may run it ahead; that it takes the step keeps it in the loop.
         zero = tl.inline_asm_elementwise(
             "griddepcontrol.wait; and.b32 $0, $1, 0;", "=r,r", [step], dtype=tl.int32, is_pure=True, pack=1
         )
@@ -72,6 +79,7 @@ def waited(step):
 
 
 @triton.jit
-def follow():
-    let_next_start()
-    wait()
+def launch_dependents_and_wait():
+    """How a kernel begins that has nothing to do before the kernel before it has ended."""
+    launch_dependents()
+    wait_for_previous_kernel()

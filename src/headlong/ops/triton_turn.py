@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
-from headlong.ops.triton_launch import OPTIONS, follow
+from headlong.ops.triton_launch import LAUNCH_OPTIONS, launch_dependents_and_wait
 
 PAGES_AT_ONCE, CARRIED_AT_ONCE = 256, 1024
 INTERPRETED = tl.constexpr(knobs.runtime.interpret)
@@ -38,7 +38,7 @@ def _begin(
     num_pages, most_pages, padded_rows, first_ahead,
     K: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    follow()
+    launch_dependents_and_wait()
     row = tl.program_id(0)
     if row == 0:
         mark(times, 0)
@@ -78,14 +78,14 @@ def begin(
     _begin[(num_rows,)](
         given_R4, place_S2, pages_SP, table_PR6, position_X, pages_RP, slots_R, times,
         num_pages, pages_SP.shape[1], padded, first_ahead,
-        K=num_drafts, WIDTH=triton.next_power_of_2(num_drafts + 1), BLOCK=PAGES_AT_ONCE, **OPTIONS,
+        K=num_drafts, WIDTH=triton.next_power_of_2(num_drafts + 1), BLOCK=PAGES_AT_ONCE, **LAUNCH_OPTIONS,
     )  # fmt: skip
     return slots_R, pages_RP
 
 
 @triton.jit
 def _look_up(position_X, cos_table, sin_table, cos, sin, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    follow()
+    launch_dependents_and_wait()
     token = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
     inside = place < SIZE
@@ -99,14 +99,21 @@ def look_up(position_X: Tensor, cos_table: Tensor, sin_table: Tensor) -> tuple[T
     size = cos_table.shape[-1]
     cos, sin = (table.new_empty(len(position_X), 1, size) for table in (cos_table, sin_table))
     _look_up[(len(position_X),)](
-        position_X, cos_table, sin_table, cos, sin, SIZE=size, BLOCK=triton.next_power_of_2(size), **OPTIONS
+        position_X,
+        cos_table,
+        sin_table,
+        cos,
+        sin,
+        SIZE=size,
+        BLOCK=triton.next_power_of_2(size),
+        **LAUNCH_OPTIONS,
     )
     return cos, sin
 
 
 @triton.jit
 def _feed(slots_R, last_token_S, drafts_RK, tokens_N, times, K: tl.constexpr, WIDTH: tl.constexpr):
-    follow()
+    launch_dependents_and_wait()
     row = tl.program_id(0)
     if row == 0:
         mark(times, 1)
@@ -122,7 +129,7 @@ def feed(slots_R: Tensor, last_token_S: Tensor, drafts_RK: Tensor, times: Tensor
     tokens_N = last_token_S.new_empty(num_rows * (drafts + 1))
     _feed[(num_rows,)](
         slots_R, last_token_S, drafts_RK, tokens_N, times,
-        K=drafts, WIDTH=triton.next_power_of_2(drafts + 1), **OPTIONS,
+        K=drafts, WIDTH=triton.next_power_of_2(drafts + 1), **LAUNCH_OPTIONS,
     )  # fmt: skip
     return tokens_N
 
@@ -133,7 +140,7 @@ def _settle(
     last_token_S, place_S2, settled_R, found, num_rows, times,
     K: tl.constexpr, WIDTH: tl.constexpr, STOPS: tl.constexpr,
 ):  # fmt: skip
-    follow()
+    launch_dependents_and_wait()
     row = tl.program_id(0)
     if row == 0:
         mark(times, 2)
@@ -174,14 +181,14 @@ def settle(
     _settle[(num_rows,)](
         given_R4, position_X, slots_R, chosen_N, drafts_RK, logits_NV, logits_NV.stride(0), stops_SM,
         last_token_S, place_S2, settled_R, found_X, num_rows, times,
-        K=drafts, WIDTH=triton.next_power_of_2(drafts + 1), STOPS=stops_SM.shape[1], **OPTIONS,
+        K=drafts, WIDTH=triton.next_power_of_2(drafts + 1), STOPS=stops_SM.shape[1], **LAUNCH_OPTIONS,
     )  # fmt: skip
     return settled_R
 
 
 @triton.jit
 def _carry(out_ND, settled_R, slots_R, carry_SD, times, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    follow()
+    launch_dependents_and_wait()
     row, place = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     if (row == 0) & (tl.program_id(1) == 0):
         mark(times, 3)
@@ -194,5 +201,5 @@ def carry(out_ND: Tensor, settled_R: Tensor, slots_R: Tensor, carry_SD: Tensor, 
     """What the head said of each row's last token is where its next draft starts."""
     size = out_ND.shape[1]
     _carry[(len(slots_R), triton.cdiv(size, CARRIED_AT_ONCE))](
-        out_ND, settled_R, slots_R, carry_SD, times, SIZE=size, BLOCK=CARRIED_AT_ONCE, **OPTIONS
+        out_ND, settled_R, slots_R, carry_SD, times, SIZE=size, BLOCK=CARRIED_AT_ONCE, **LAUNCH_OPTIONS
     )

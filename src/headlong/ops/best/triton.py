@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headlong.ops.triton_launch import OPTIONS, follow
+from headlong.ops.triton_launch import LAUNCH_OPTIONS, launch_dependents_and_wait
 
 BLOCK = 4096
 
@@ -28,7 +28,7 @@ def first_best(x, index, inside):
 
 @triton.jit
 def _best_of_part(logits, stride, tops, indices, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    follow()
+    launch_dependents_and_wait()
     part, row, parts = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
     index = part * BLOCK + tl.arange(0, BLOCK)
     inside = index < SIZE
@@ -40,7 +40,7 @@ def _best_of_part(logits, stride, tops, indices, SIZE: tl.constexpr, BLOCK: tl.c
 
 @triton.jit
 def _best_of_parts(tops, indices, tokens, PARTS: tl.constexpr, BLOCK: tl.constexpr):
-    follow()
+    launch_dependents_and_wait()
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, BLOCK)
     inside = part < PARTS
@@ -57,7 +57,7 @@ def best(logits_LV: Tensor) -> Tensor:
     tops = torch.empty(rows, parts, dtype=torch.float32, device=logits_LV.device)
     indices = torch.empty(rows, parts, dtype=torch.int32, device=logits_LV.device)
     _best_of_part[(parts, rows)](
-        logits_LV, logits_LV.stride(0), tops, indices, SIZE=size, BLOCK=BLOCK, **OPTIONS
+        logits_LV, logits_LV.stride(0), tops, indices, SIZE=size, BLOCK=BLOCK, **LAUNCH_OPTIONS
     )
     tokens_L = torch.empty(rows, dtype=torch.long, device=logits_LV.device)
     best_of_parts(tops, indices, tokens_L)
@@ -68,5 +68,5 @@ def best_of_parts(tops_LP: Tensor, indices_LP: Tensor, tokens_L: Tensor) -> None
     """The token of each row, from the best of its parts."""
     rows, parts = tops_LP.shape
     _best_of_parts[(rows,)](
-        tops_LP, indices_LP, tokens_L, PARTS=parts, BLOCK=triton.next_power_of_2(parts), **OPTIONS
+        tops_LP, indices_LP, tokens_L, PARTS=parts, BLOCK=triton.next_power_of_2(parts), **LAUNCH_OPTIONS
     )

@@ -9,7 +9,7 @@ from headlong.ops.delta_net import triton_kernels as kernels
 from headlong.ops.delta_net.reference import QK_EPS, DeltaNetWeights
 from headlong.ops.gated_delta.reference import DeltaState
 from headlong.ops.linear.triton_projection import Projected, projected_of
-from headlong.ops.triton_launch import OPTIONS
+from headlong.ops.triton_launch import LAUNCH_OPTIONS
 from headlong.ops.triton_step import TritonStep
 
 BLOCK_E = 16
@@ -49,7 +49,13 @@ class TritonDeltaNet:
         found = projected.new_empty(num_tokens, heads * w.value_dim)
         out = torch.empty_like(found, dtype=self.dtype)
         window, max_drafts = windows_SWC.shape[1], delta.drafts_SKHX.shape[1]
-        common = {**self.sizes, "TAPS": w.conv_TC.shape[0], "WINDOW": window, "num_warps": 1, **OPTIONS}
+        common = {
+            **self.sizes,
+            "TAPS": w.conv_TC.shape[0],
+            "WINDOW": window,
+            "num_warps": 1,
+            **LAUNCH_OPTIONS,
+        }
         keys = {"QK_EPS": QK_EPS, "TILED": w.tiled, "POW_D": self.pow_d}
         few = plan.most_tokens <= FEW_OF_A_ROW and num_tokens <= FEW_TOKENS
         conv_TC = self.wide_conv_TC if few else w.conv_TC

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from headlong.ops.linear.triton_split_k import CUT, sum_pieces
 from headlong.ops.norm.triton import inverse_length, squares_added, squares_of
-from headlong.ops.triton_launch import let_next_start, wait
+from headlong.ops.triton_launch import launch_dependents, wait_for_previous_kernel
 
 
 @triton.jit
@@ -155,7 +155,7 @@ def bring(
     TAPS: tl.constexpr, WINDOW: tl.constexpr, TILED: tl.constexpr, POW_D: tl.constexpr, POW_E: tl.constexpr,
 ):  # fmt: skip
     """What a token brings for a value head."""
-    let_next_start()
+    launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     C: tl.constexpr = 2 * KEY_HEADS * D + H * E
@@ -163,7 +163,7 @@ def bring(
     past, new = windows + (slot * WINDOW + replay) * C, projected + first * (C + 2 * H)
     e = tl.arange(0, POW_E)
     weights = _head_weights(conv, rate, dt_bias, head, e, e < E, KEY_HEADS, H, D, E, TAPS, TILED, POW_D)
-    wait()
+    wait_for_previous_kernel()
     WIDTH: tl.constexpr = C + 2 * H
     t, in_d = token - first, tl.arange(0, POW_D) < D
     seen = (
@@ -252,8 +252,8 @@ def delta_rule(
         )
         for i in range(replay):  # as they were kept by an earlier pass
             S, _ = _rule(S, _brought(drafts, inputs, replay * 0 + i, replay, d, e, in_e, H, D, E))
-    wait()
-    let_next_start()
+    wait_for_previous_kernel()
+    launch_dependents()
     if BRINGS:
         for t in range(certain + num_drafts):
             token, seen = _bring_token(
@@ -314,13 +314,13 @@ def finish(
     """The gated norm of a token's value head, its gates in pieces; or what is kept of a row, now that nothing of before
     is read."""
     one, head = tl.program_id(0), tl.program_id(1)
-    let_next_start()
+    launch_dependents()
     e = tl.arange(0, POW_E)
     in_e = e < E
     if one < num_tokens:
         weight = tl.load(norm + e, mask=in_e, other=0.0).to(tl.float32)
         at = (one.to(tl.int64) * H + head) * E + e
-        wait()
+        wait_for_previous_kernel()
         x = tl.load(found + at, mask=in_e, other=0.0)
         cut = (num_tokens, num_outs, num_steps, steps_each)
         gate = sum_pieces(gates, head * E + e, in_e, one, cut, B, PIECES, EVENLY, POW_E)
@@ -330,7 +330,7 @@ def finish(
         tl.store(out + at, normed * weight * _silu(gate), mask=in_e)
     else:
         row, part = _row(table, (one - num_tokens) // PARTS), (one - num_tokens) % PARTS
-        wait()
+        wait_for_previous_kernel()
         _keep(
             projected, windows, inputs, drafts, row, part, head, KEY_HEADS, H, D, E, TAPS,
             WINDOW, MAX_DRAFTS, PARTS, POW_X, POW_W, BLOCK_C,

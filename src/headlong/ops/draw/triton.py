@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headlong.ops.best.triton import best_of_parts, first_best
-from headlong.ops.triton_launch import OPTIONS, follow
+from headlong.ops.triton_launch import LAUNCH_OPTIONS, launch_dependents_and_wait
 
 BLOCK = 1024
 """Tokens of a part."""
@@ -57,7 +57,7 @@ def noise(keys, part, BLOCK: tl.constexpr):
 
 @triton.jit
 def _draw_of_part(scores, keys, tops, indices, size, BLOCK: tl.constexpr):
-    follow()
+    launch_dependents_and_wait()
     part, row, parts = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
     index = part * BLOCK + tl.arange(0, BLOCK)
     inside = index < size
@@ -74,7 +74,7 @@ def draw(scores_MV: Tensor, keys_M4: Tensor) -> Tensor:
     rows, size = scores_MV.shape
     tops_MP, indices_MP = room_for_parts(rows, size, scores_MV.device)
     parts = tops_MP.shape[1]
-    _draw_of_part[(parts, rows)](scores_MV, keys_M4, tops_MP, indices_MP, size, BLOCK=BLOCK, **OPTIONS)
+    _draw_of_part[(parts, rows)](scores_MV, keys_M4, tops_MP, indices_MP, size, BLOCK=BLOCK, **LAUNCH_OPTIONS)
     return best_of_drawn(tops_MP, indices_MP)
 
 

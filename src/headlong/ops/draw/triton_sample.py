@@ -32,7 +32,7 @@ from headlong.ops.draw.triton_top_k_top_p import (
     reach,
     weight_of,
 )
-from headlong.ops.triton_launch import OPTIONS, follow
+from headlong.ops.triton_launch import LAUNCH_OPTIONS, launch_dependents_and_wait
 
 BLOCK, NUM_WARPS = 2048, 8
 """Tokens of a part that is counted, and who counts them."""
@@ -95,7 +95,7 @@ def _begin(
     logits, stride, tops, counts, weights, numbers, size, BLOCK: tl.constexpr, CLEARED: tl.constexpr
 ):  # fmt: skip
     """The best of each part; and nothing is counted yet."""
-    follow()
+    launch_dependents_and_wait()
     part, row, parts = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
     index = _tokens(part, parts, BLOCK)
     inside = index < size
@@ -114,7 +114,7 @@ def _count(
     SCALE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Tokens into bins, where the best of parts do not tell enough."""
-    follow()
+    launch_dependents_and_wait()
     part, row, parts = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
     top = _top(tops, row, parts, PARTS)
     temperature, top_k, _, by_count, by_weight = _filters(filters, row, top, size)
@@ -139,7 +139,7 @@ def _list(
     BITS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """The tokens that are to be compared, in any order."""
-    follow()
+    launch_dependents_and_wait()
     part, row, parts = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
     top = _top(tops, row, parts, PARTS)
     temperature, top_k, top_p, by_count, by_weight = _filters(filters, row, top, size)
@@ -166,7 +166,7 @@ def _cut(
     SCALE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Of each row the order of the last token that top-k and top-p leave, and the least score that may be drawn."""
-    follow()
+    launch_dependents_and_wait()
     row = tl.program_id(0).to(tl.int64)
     top = _top(tops, row, parts, PARTS)
     temperature, top_k, top_p, by_count, by_weight = _filters(filters, row, top, size)
@@ -208,7 +208,7 @@ def _cut(
 def _draw_of_part(
     logits, stride, filters, keys, cuts, floors, tops, indices, size, BITS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    follow()
+    launch_dependents_and_wait()
     part, row, parts = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
     index = part * BLOCK + tl.arange(0, BLOCK)
     inside = index < size
@@ -237,7 +237,7 @@ def sample(logits_MV: Tensor, filters_M4: Tensor, keys_M4: Tensor) -> Tensor:
     weights_MB, cuts_M = empty(rows, BINS.value, dtype=torch.long), empty(rows, dtype=torch.long)
     numbers_M, orders_MC = empty(rows, dtype=torch.int32), empty(rows, MOST.value, dtype=torch.long)
     drawn_MP, indices_MP = room_for_parts(rows, size, logits_MV.device)
-    options = {"num_warps": NUM_WARPS, **OPTIONS}
+    options = {"num_warps": NUM_WARPS, **LAUNCH_OPTIONS}
     # Sums of all a row's weights are numbers of 63 bits.
     scale, blocks = 2.0 ** (62 - bits), {"BLOCK": BLOCK, "PARTS": triton.cdiv(1 << bits, BLOCK)}
     cleared = triton.next_power_of_2(triton.cdiv(BINS.value, parts))
@@ -254,6 +254,6 @@ def sample(logits_MV: Tensor, filters_M4: Tensor, keys_M4: Tensor) -> Tensor:
     )  # fmt: skip
     _draw_of_part[(drawn_MP.shape[1], rows)](
         logits_MV, stride, filters_M4, keys_M4, cuts_M, floors_M, drawn_MP, indices_MP, size,
-        BITS=bits, BLOCK=DRAWN, **OPTIONS,
+        BITS=bits, BLOCK=DRAWN, **LAUNCH_OPTIONS,
     )  # fmt: skip
     return best_of_drawn(drawn_MP, indices_MP)

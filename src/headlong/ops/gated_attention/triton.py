@@ -14,7 +14,7 @@ from headlong.ops.gated_attention.triton_kernels import attend_kernel, combine_k
 from headlong.ops.linear.triton_projection import Projected, projected_of
 from headlong.ops.linear.triton_split_k import WHOLE, Pieces
 from headlong.ops.rope.reference import Angles
-from headlong.ops.triton_launch import OPTIONS
+from headlong.ops.triton_launch import LAUNCH_OPTIONS
 from headlong.ops.triton_step import TritonStep
 from headlong.types import Rows
 
@@ -109,7 +109,7 @@ class TritonGatedAttention:
             **_cache_shape(keys),
             NORMED=norm is not None,
             num_warps=1,
-            **OPTIONS,
+            **LAUNCH_OPTIONS,
         )
 
     def _attend(
@@ -155,7 +155,7 @@ class TritonGatedAttention:
             BLOCK_P=POSITIONS,
             num_warps=4,
             num_stages=3,
-            **OPTIONS,
+            **LAUNCH_OPTIONS,
         )
         return tops, totals, sums
 
@@ -188,7 +188,7 @@ class TritonGatedAttention:
             BLOCK_S=COMBINED_SPLITS,
             BLOCK_D=COMBINED_DIM,
             num_warps=4,
-            **OPTIONS,
+            **LAUNCH_OPTIONS,
         )
 
 

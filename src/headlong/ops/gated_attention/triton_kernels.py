@@ -11,7 +11,7 @@ import triton.language as tl
 
 from headlong.ops.linear.triton_split_k import CUT, sum_pieces
 from headlong.ops.norm.triton import inverse_length, squares_of
-from headlong.ops.triton_launch import let_next_start, wait
+from headlong.ops.triton_launch import launch_dependents, wait_for_previous_kernel
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 FIELDS = tl.constexpr(6)
@@ -30,7 +30,7 @@ def prepare_kernel(
 ):  # fmt: skip
     """One head of one token, `projected` in pieces: a query is left in `queries`, a key in its page, and with it the
     value."""
-    let_next_start()
+    launch_dependents()
     token, head = tl.program_id(0).to(tl.int64), first_head + tl.program_id(1)
     d = tl.arange(0, BLOCK_D)
     inside, half = d < HEAD_DIM, rotary_dim // 2
@@ -47,7 +47,7 @@ def prepare_kernel(
     one, x_at = tl.program_id(0), head * HEAD_DIM + d
     cut = (num_tokens, num_outs, num_steps, steps_each)
     has_v = d < tl.where(head < HEADS, 0, HEAD_DIM)  # a query has none
-    wait()
+    wait_for_previous_kernel()
     x = sum_pieces(projected, x_at, inside, one, cut, B, PIECES, EVENLY, BLOCK_D)
     other = sum_pieces(projected, head * HEAD_DIM + partner, inside, one, cut, B, PIECES, EVENLY, BLOCK_D)
     v = sum_pieces(projected, x_at + KV_HEADS * HEAD_DIM, has_v, one, cut, B, PIECES, EVENLY, BLOCK_D)
@@ -132,8 +132,8 @@ def attend_kernel(
     end = tl.minimum(split_start(split + 1, FIRST_SPLIT, SPLITS_PER_SIZE), high + offset)
     pages = pages_RP + row.to(tl.int64) * most_pages
     page = page_of(pages, begin, end, PAGE_SIZE, BLOCK_P)
-    wait()
-    let_next_start()
+    wait_for_previous_kernel()
+    launch_dependents()
     if (low >= high) | (begin >= end):
         return
 
@@ -183,12 +183,12 @@ def combine_kernel(
     FIRST_SPLIT: tl.constexpr, SPLITS_PER_SIZE: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Part of one head of one token: its splits in blocks of BLOCK_S, added in order, and its gates, if any."""
-    let_next_start()
+    launch_dependents()
     index, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = first_token + index
     d = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
     inside, position = d < HEAD_DIM, tl.load(position_N + token)
-    wait()
+    wait_for_previous_kernel()
     if gates is not None:
         cut = (num_tokens, num_outs, num_steps, steps_each)
         gate = sum_pieces(gates, head * HEAD_DIM + d, inside, token, cut, B, PIECES, EVENLY, BLOCK_D)

@@ -19,7 +19,7 @@ import triton.language as tl
 from headlong.ops.linear.triton_unpack import INTERPRETED, decode
 from headlong.ops.norm.triton import inverse_lengths, squares_of_tokens
 from headlong.ops.silu_mul.triton import gated
-from headlong.ops.triton_launch import let_next_start, wait, waited
+from headlong.ops.triton_launch import launch_dependents, wait_for_previous_kernel, zero_after_previous_kernel
 
 
 @triton.jit
@@ -171,11 +171,11 @@ def multiply_share(
                     codes_at + step * C, mask=(step * C + columns_C < num_ins)[None, :], other=0.0
                 )
             acc_BM = add_step(
-                acc_BM, x_CM_at + (0 if KNOWN else waited(step)), codes_BC, scales, offsets, outs_B, there_M, step,
-                num_outs, num_ins, scale_stride, DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, B, C, M,
+                acc_BM, x_CM_at + (0 if KNOWN else zero_after_previous_kernel(step)), codes_BC, scales, offsets,
+                outs_B, there_M, step, num_outs, num_ins, scale_stride, DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, B, C, M,
             )  # fmt: skip
         if not KNOWN:
-            wait()
+            wait_for_previous_kernel()
         if row_scales is not None:
             acc_BM *= tl.load(row_scales + outs_B)[:, None]
         if squares is not None:
@@ -207,7 +207,7 @@ def multiply(
     waited before it let this one start; and what it reads is in use until after this one, so it is not where this one
     writes. Then nothing has to be waited for, but by one program, for what comes later: the others make room for more
     of them."""
-    let_next_start()
+    launch_dependents()
     multiply_share(
         tl.program_id(1), x_ND, codes, scales, offsets, row_scales, out, bias, residual, columns,
         squares, length_eps, length_parts,
@@ -217,4 +217,4 @@ def multiply(
     if KNOWN:
         last = tl.program_id(0) == tl.num_programs(0) - 1
         if last & (tl.program_id(1) == tl.num_programs(1) - 1):
-            wait()
+            wait_for_previous_kernel()

@@ -20,7 +20,7 @@ from headlong.ops.linear.triton_unpack import FLOAT, INTERPRETED
 from headlong.ops.linear.triton_weight import FEW, Matrix
 from headlong.ops.norm.normed import PartialNorm
 from headlong.ops.norm.triton import inverse_length, squares_of
-from headlong.ops.triton_launch import OPTIONS, let_next_start, wait
+from headlong.ops.triton_launch import LAUNCH_OPTIONS, launch_dependents, wait_for_previous_kernel
 
 MOST_FLOATS = 512
 """Outputs of the small one."""
@@ -73,7 +73,7 @@ def _multiply(
     FLOAT_EVEN: tl.constexpr, FLOAT_B: tl.constexpr, FLOAT_C: tl.constexpr, FLOAT_M: tl.constexpr,
 ):  # fmt: skip
     """Pieces of both. The small one's programs come first: they are done before the others are."""
-    let_next_start()
+    launch_dependents()
     share = tl.program_id(1)
     if share < float_programs:
         multiply_share(
@@ -99,7 +99,7 @@ def _add_block(
     outs = block * WIDTH + tl.arange(0, WIDTH)
     inside = outs < num_outs
     place = placed(outs, inside, columns)
-    wait()
+    wait_for_previous_kernel()
     total = sum_pieces(pieces, outs, inside, token, cut, B, PIECES, EVENLY, WIDTH)
     squares_P = squares_of(squares, token, length_parts, LENGTH)
     total *= inverse_length(squares, squares_P, length_eps, LENGTH)
@@ -116,7 +116,7 @@ def _add_pieces(
     LENGTH: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Of both, with the bias, into the columns that are theirs."""
-    let_next_start()
+    launch_dependents()
     block, token = tl.program_id(0), tl.program_id(1)
     if block < float_blocks:
         _add_block(
@@ -153,5 +153,5 @@ def add_both(pair: Pair, x_ND: Tensor, bias: Tensor | None, half: PartialNorm | 
         num_floats=floats.outs, float_steps=floats.num_steps, float_each=floats.plan.steps_each,
         float_blocks=float_blocks, FLOAT_B=floats.plan.block_outs, FLOAT_PIECES=floats.num_pieces,
         FLOAT_EVENLY=floats.is_evenly_cut,
-        WIDTH=WIDTH, **OPTIONS,
+        WIDTH=WIDTH, **LAUNCH_OPTIONS,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from headlong.ops.linear.triton_weight import Matrix
 from headlong.ops.norm.normed import PartialNorm
 from headlong.ops.norm.triton import Norm, inverse_length, length_args, put_half_normed, room_args, squares_of
 from headlong.ops.silu_mul.triton import gated
-from headlong.ops.triton_launch import OPTIONS, let_next_start, wait
+from headlong.ops.triton_launch import LAUNCH_OPTIONS, launch_dependents, wait_for_previous_kernel
 
 WIDTH = 256
 """Outputs whose pieces a program adds."""
@@ -95,7 +95,7 @@ def add_pieces(
     B: tl.constexpr, PIECES: tl.constexpr, EVENLY: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     cut = (num_tokens, num_outs, num_steps, steps_each)
-    let_next_start()
+    launch_dependents()
     outs = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     token = tl.program_id(1)
     inside = outs < num_outs
@@ -103,7 +103,7 @@ def add_pieces(
     if norm_weight is not None:
         weight_W = tl.load(norm_weight + outs, mask=inside, other=0.0).to(tl.float32)
     place = placed(outs, inside, columns)
-    wait()
+    wait_for_previous_kernel()
     total = sum_pieces(pieces, outs, inside, token, cut, B, PIECES, EVENLY, WIDTH)
     squares_P = squares_of(squares, token, length_parts, LENGTH)
     total *= inverse_length(squares, squares_P, length_eps, LENGTH)
@@ -123,12 +123,12 @@ def gate_pieces(
 ):  # fmt: skip
     """The first half of the outputs are gates of the second."""
     cut = (num_tokens, num_outs, num_steps, steps_each)
-    let_next_start()
+    launch_dependents()
     size = num_outs // 2
     gates = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     token = tl.program_id(1)
     inside = gates < size
-    wait()
+    wait_for_previous_kernel()
     gate = sum_pieces(pieces, gates, inside, token, cut, B, PIECES, EVENLY, WIDTH)
     up = sum_pieces(pieces, gates + size, inside, token, cut, B, PIECES, EVENLY, WIDTH)
     squares_P = squares_of(squares, token, length_parts, LENGTH)
@@ -148,11 +148,11 @@ def best_of_pieces(
 ):  # fmt: skip
     """The best of some outputs, and which it is."""
     cut = (num_tokens, num_outs, num_steps, steps_each)
-    let_next_start()
+    launch_dependents()
     part, token, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     outs = part * WIDTH + tl.arange(0, WIDTH)
     inside = outs < num_outs
-    wait()
+    wait_for_previous_kernel()
     total = sum_pieces(pieces, outs, inside, token, cut, B, PIECES, EVENLY, WIDTH)
     squares_P = squares_of(squares, token, length_parts, LENGTH)
     total *= inverse_length(squares, squares_P, length_eps, LENGTH)
@@ -178,7 +178,7 @@ def add(
     add_pieces[triton.cdiv(matrix.outs, WIDTH), len(out_NO)](
         pieces_PNO, bias, residual_NO, matrix.columns_O, out_NO, out_NO.shape[1],
         *room_args(then, room),
-        **Pieces.of(matrix, pieces_PNO, half).cut, WIDTH=WIDTH, **OPTIONS,
+        **Pieces.of(matrix, pieces_PNO, half).cut, WIDTH=WIDTH, **LAUNCH_OPTIONS,
     )  # fmt: skip
 
 
@@ -191,7 +191,7 @@ def gate(
         return
     pieces_PNO = matrix.multiply(x_ND, width)
     gate_pieces[triton.cdiv(out_NI.shape[1], WIDTH), len(out_NI)](
-        pieces_PNO, bias, out_NI, **Pieces.of(matrix, pieces_PNO, half).cut, WIDTH=WIDTH, **OPTIONS
+        pieces_PNO, bias, out_NI, **Pieces.of(matrix, pieces_PNO, half).cut, WIDTH=WIDTH, **LAUNCH_OPTIONS
     )
 
 
@@ -203,6 +203,6 @@ def best(matrix: Matrix, x_ND: Tensor, width: int, bias: Tensor | None, found_N:
     indices_NP = pieces_PNO.new_empty(num_tokens, parts, dtype=torch.int32)
     best_of_pieces[parts, num_tokens](
         pieces_PNO, bias, tops_NP, indices_NP,
-        **Pieces.of(matrix, pieces_PNO, None).cut, WIDTH=COMPARED, **OPTIONS,
+        **Pieces.of(matrix, pieces_PNO, None).cut, WIDTH=COMPARED, **LAUNCH_OPTIONS,
     )  # fmt: skip
     best_of_parts(tops_NP, indices_NP, found_N)

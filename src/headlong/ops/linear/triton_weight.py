@@ -15,7 +15,7 @@ from triton.compiler.compiler import max_shared_mem
 from headlong.ops.linear.triton_gemm import multiply
 from headlong.ops.norm.normed import PartialNorm
 from headlong.ops.norm.triton import length_args
-from headlong.ops.triton_launch import OPTIONS
+from headlong.ops.triton_launch import LAUNCH_OPTIONS
 
 PROGRAMS = 264
 """That a matrix is shared by: two for each multiprocessor of the GPUs this is made for."""
@@ -243,7 +243,7 @@ class Matrix:
             "num_warps": self.plan.num_warps * (2 if width > 128 else 1),
             "num_stages": self._num_stages(width),
             "maxnreg": self._registers(width),
-            **OPTIONS,
+            **LAUNCH_OPTIONS,
         }
 
     def _registers(self, width: int) -> int | None:

@@ -23,7 +23,7 @@ from headlong.ops.moe import triton_kernels as kernels
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
 from headlong.ops.norm.normed import Normed
 from headlong.ops.norm.triton import Norm, half_normed_room, length_args, room_args, to_multiply
-from headlong.ops.triton_launch import OPTIONS
+from headlong.ops.triton_launch import LAUNCH_OPTIONS
 from headlong.quant.format import Weight
 
 PAIRS, FEW_PAIRS = 16, 8
@@ -112,7 +112,7 @@ class Stack:
             GROUP=kind.group, ROWS=kind.rows, EVEN=self.ins % step == 0, TOGETHER=kind.together,
             SHARING=sharing, PARTS=self.parts, KNOWN=known, ONE=len(x) == 1, **length_args(half),
             B=plan.block_outs, C=plan.block_ins, M=width,
-            num_warps=plan.num_warps, num_stages=plan.num_stages, **OPTIONS,
+            num_warps=plan.num_warps, num_stages=plan.num_stages, **LAUNCH_OPTIONS,
         )  # fmt: skip
         return out
 
@@ -173,7 +173,7 @@ class TritonExperts:
             kernels.combine[triton.cdiv(self.down.out_size, WIDTH), len(shares_NR)](
                 y_PO, shares_NR, None if shared_ND is None else shared_ND[part], to_ND[part], out_ND[part],
                 *room_args(then, None if room is None else room.some(part)),
-                self.down.out_size, A=self.num_active, RANKS=self.ranks, WIDTH=WIDTH, **OPTIONS,
+                self.down.out_size, A=self.num_active, RANKS=self.ranks, WIDTH=WIDTH, **LAUNCH_OPTIONS,
             )  # fmt: skip
         return out_ND, then(out_ND) if room is None else room
 
@@ -197,7 +197,7 @@ class TritonExperts:
             logits_NR, experts_P, shares_NR, pairs_P, places, tokens,
             E=self.num_experts, A=active, RANKS=self.ranks, NORMALISE=self.normalise,
             M=PAIRS, T=ROUTED_TOKENS, R=triton.next_power_of_2(active + 1),
-            BLOCK=triton.next_power_of_2(self.num_experts), num_warps=1, **OPTIONS,
+            BLOCK=triton.next_power_of_2(self.num_experts), num_warps=1, **LAUNCH_OPTIONS,
         )  # fmt: skip
         if places is None or pairs_P is None:
             places, pairs_P = self.group(experts_P)
@@ -209,7 +209,8 @@ class TritonExperts:
         places, pairs_P = self._room(experts_P)
         kernels.group[(triton.cdiv(count, OWN_PAIRS),)](
             experts_P, pairs_P, places, count,
-            SPARSE=self._is_sparse(count), M=PAIRS, OWN=OWN_PAIRS, BLOCK=128 if count <= 128 else 1024, **OPTIONS,
+            SPARSE=self._is_sparse(count), M=PAIRS, OWN=OWN_PAIRS, BLOCK=128 if count <= 128 else 1024,
+            **LAUNCH_OPTIONS,
         )  # fmt: skip
         return places, pairs_P
 

@@ -17,7 +17,12 @@ import triton.language as tl
 
 from headlong.ops.linear.triton_gemm import add_step, at_rows
 from headlong.ops.norm.triton import inverse_lengths, put_half_normed, squares_of_tokens
-from headlong.ops.triton_launch import follow, let_next_start, wait, waited
+from headlong.ops.triton_launch import (
+    launch_dependents,
+    launch_dependents_and_wait,
+    wait_for_previous_kernel,
+    zero_after_previous_kernel,
+)
 
 LOWEST = tl.constexpr(-(2**31))
 
@@ -48,7 +53,7 @@ def route(
     """The A likeliest experts of T tokens, of equal ones the first, and their shares of the sum. Logit E is the shared
     expert's gate: its share comes last, and, where RANKS is A + 1, it is a routed expert with the number E. Where these
     are all tokens and there are `places`, they are grouped as well."""
-    follow()
+    launch_dependents_and_wait()
     token_T = tl.program_id(0) * T + tl.arange(0, T)
     there_T = token_T < num_tokens
     logits_T = logits + token_T.to(tl.int64) * (E + 1)
@@ -94,7 +99,7 @@ def group(
     SPARSE: tl.constexpr, M: tl.constexpr, OWN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sorts pairs by expert."""
-    follow()
+    launch_dependents_and_wait()
     own = tl.program_id(0) * OWN + tl.arange(0, OWN)
     there = own < num_pairs
     expert = tl.load(experts + own, mask=there, other=0)
@@ -126,13 +131,13 @@ def multiply(
     Two PARTS are gates, then as many ups, and what is stored is silu(gate) · up. KNOWN places were there before the
     kernel before began, and it waited before it let this one start: only the inputs have to be waited for."""
     if not KNOWN:
-        wait()
-    let_next_start()
+        wait_for_previous_kernel()
+    launch_dependents()
     place = places + 3 * tl.program_id(1)
     expert, first, count = tl.load(place).to(tl.int64), tl.load(place + 1), tl.load(place + 2)
     # No expert is below 0; but asked like this, all three are on their way before the first is looked at.
     if (count == 0) | (expert < 0) | (first < 0):
-        wait()
+        wait_for_previous_kernel()
         return
     there_M = tl.arange(0, M) < count
     pairs_M = tl.load(pairs + first + tl.arange(0, M), mask=there_M, other=0).to(tl.int64)
@@ -160,10 +165,10 @@ def multiply(
         else:
             codes_BC = tl.load(codes_at + step * C, mask=(step * C + columns_C < num_ins)[None, :], other=0.0)
         acc_BM = add_step(
-            acc_BM, x_CM_at + (waited(step) if KNOWN else 0), codes_BC, scales, offsets, outs_B, there_M, step,
-            num_outs, num_ins, scale_stride, DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, B, C, M,
+            acc_BM, x_CM_at + (zero_after_previous_kernel(step) if KNOWN else 0), codes_BC, scales, offsets,
+            outs_B, there_M, step, num_outs, num_ins, scale_stride, DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, B, C, M,
         )  # fmt: skip
-    wait()
+    wait_for_previous_kernel()
     if row_scales is not None:
         acc_BM *= tl.load(row_scales + expert * num_outs + outs_B)[:, None]
     if squares is not None:
@@ -183,14 +188,14 @@ def combine(
 ):  # fmt: skip
     """A token's experts by rank, each times its share, the shared one last; then what it is added to, and the first
     half of its norm."""
-    let_next_start()
+    launch_dependents()
     token = tl.program_id(1).to(tl.int64)
     outs = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     inside = outs < size
     weight_W = tl.zeros((WIDTH,), tl.float32)
     if norm_weight is not None:
         weight_W = tl.load(norm_weight + outs, mask=inside, other=0.0).to(tl.float32)
-    wait()
+    wait_for_previous_kernel()
     total = tl.zeros((WIDTH,), tl.float32)
     for rank in tl.static_range(RANKS):
         share = tl.load(shares + token * (A + 1) + rank)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headlong.ops.norm.normed import Normed, PartialNorm
 from headlong.ops.norm.reference import RmsNorm
-from headlong.ops.triton_launch import OPTIONS, let_next_start, wait
+from headlong.ops.triton_launch import LAUNCH_OPTIONS, launch_dependents, wait_for_previous_kernel
 
 PART = 64
 """Numbers of a row whose squares are one sum."""
@@ -119,11 +119,11 @@ def put_half_normed(
 # A row may start anywhere: how it is summed must not depend on where.
 @triton.jit(do_not_specialize_on_alignment=["x"])
 def _rms_norm(x, weight, eps, out, D: tl.constexpr, BLOCK: tl.constexpr):
-    let_next_start()
+    launch_dependents()
     d = tl.arange(0, BLOCK)
     inside = d < D
     weight_D = tl.load(weight + d, mask=inside, other=0.0).to(tl.float32)  # which no kernel writes
-    wait()
+    wait_for_previous_kernel()
     at = tl.program_id(0).to(tl.int64) * D + d
     value = tl.load(x + at, mask=inside, other=0.0)
     scale = tl.rsqrt(tl.sum(value * value, 0) + eps)
@@ -154,7 +154,7 @@ class TritonRmsNorm:
         block = triton.next_power_of_2(size)
         _rms_norm[(rows,)](
             x_ND, self.weight, self.eps, out, D=size, BLOCK=block, num_warps=8 if block >= 2048 else 4,
-            **OPTIONS,
+            **LAUNCH_OPTIONS,
         )  # fmt: skip
         return out
 

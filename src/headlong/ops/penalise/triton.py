@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headlong.ops.triton_launch import OPTIONS, follow
+from headlong.ops.triton_launch import LAUNCH_OPTIONS, launch_dependents_and_wait
 from headlong.ops.triton_step import MENTIONED
 
 BLOCK = 1024
@@ -49,7 +49,7 @@ def _penalise(
     logits, stride, slots_R, changes, changes_stride, counts, biases, drafts, out, size, each, num_drafts,
     COUNTS: tl.constexpr, BIASES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    follow()
+    launch_dependents_and_wait()
     line, index = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row, place, inside = line // each, num_drafts + 1 - each + line % each, index < size
     slot = tl.load(slots_R + row)
@@ -75,14 +75,14 @@ def penalise(
     _penalise[(triton.cdiv(size, BLOCK), lines)](
         logits_NV, logits_NV.stride(0), slots_R, changes_S5, changes_S5.stride(0), counts_SV, bias_SV, drafts_RK,
         out_NV, size, lines // rows, num_drafts, COUNTS=counts_SV is not None, BIASES=bias_SV is not None,
-        BLOCK=BLOCK, **(OPTIONS | UNFUSED),
+        BLOCK=BLOCK, **(LAUNCH_OPTIONS | UNFUSED),
     )  # fmt: skip
     return out_NV
 
 
 @triton.jit
 def _count(settled_R, slots_R, chosen_N, counts, size, each, WIDTH: tl.constexpr):
-    follow()
+    launch_dependents_and_wait()
     row = tl.program_id(0)
     slot, place, first = tl.load(slots_R + row), tl.arange(0, WIDTH), row * each
     if slot > 0:
@@ -97,5 +97,5 @@ def count(settled_R: Tensor, slots_R: Tensor, chosen_N: Tensor, counts_SV: Tenso
     rows, each = len(slots_R), len(chosen_N) // len(slots_R)
     _count[(rows,)](
         settled_R, slots_R, chosen_N, counts_SV, counts_SV.shape[1], each,
-        WIDTH=triton.next_power_of_2(each), **OPTIONS,
+        WIDTH=triton.next_power_of_2(each), **LAUNCH_OPTIONS,
     )  # fmt: skip

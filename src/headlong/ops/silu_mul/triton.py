@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headlong.ops.triton_launch import OPTIONS, follow
+from headlong.ops.triton_launch import LAUNCH_OPTIONS, launch_dependents_and_wait
 
 BLOCK = 1024
 
@@ -18,7 +18,7 @@ def gated(gate, up):
 
 @triton.jit
 def _silu_mul(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    follow()
+    launch_dependents_and_wait()
     row = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < SIZE
@@ -32,5 +32,5 @@ def silu_mul(gate_up_NI: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     assert gate_up_NI.is_contiguous()
     rows, size = gate_up_NI.shape[0], gate_up_NI.shape[1] // 2
     out = gate_up_NI.new_empty(rows, size, dtype=dtype)
-    _silu_mul[(triton.cdiv(size, BLOCK), rows)](gate_up_NI, out, SIZE=size, BLOCK=BLOCK, **OPTIONS)
+    _silu_mul[(triton.cdiv(size, BLOCK), rows)](gate_up_NI, out, SIZE=size, BLOCK=BLOCK, **LAUNCH_OPTIONS)
     return out
