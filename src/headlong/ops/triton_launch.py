@@ -2,9 +2,9 @@
 
 Every kernel calls `launch_dependents`, most of them at once, and every program of it, on every path, calls
 `wait_for_previous_kernel` before it reads what other kernels of its pass wrote, and before it writes. Because each
-kernel waits for the one before it, what is read after the wait is the work of all earlier ones; and memory that was freed and
-given to a later kernel is written only when every kernel that reads it has ended. Where the device or Triton's
-interpreter has no PDL, kernels follow one another as usual.
+kernel waits for the one before it, what is read after the wait is the work of all earlier ones; and memory that was
+freed and given to a later kernel is written only when every kernel that reads it has ended. Where the device or
+Triton's interpreter has no PDL, kernels follow one another as usual.
 
 Before the wait, a program may read weights and whatever was there when its pass began: a pass begins with torch's
 lookup of embeddings, which waits for all earlier kernels and lets nothing start before it has ended. And after a kernel

@@ -172,7 +172,8 @@ def multiply_share(
                 )
             acc_BM = add_step(
                 acc_BM, x_CM_at + (0 if KNOWN else zero_after_previous_kernel(step)), codes_BC, scales, offsets,
-                outs_B, there_M, step, num_outs, num_ins, scale_stride, DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, B, C, M,
+                outs_B, there_M, step, num_outs, num_ins, scale_stride,
+                DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, B, C, M,
             )  # fmt: skip
         if not KNOWN:
             wait_for_previous_kernel()

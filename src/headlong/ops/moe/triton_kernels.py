@@ -166,7 +166,8 @@ def multiply(
             codes_BC = tl.load(codes_at + step * C, mask=(step * C + columns_C < num_ins)[None, :], other=0.0)
         acc_BM = add_step(
             acc_BM, x_CM_at + (zero_after_previous_kernel(step) if KNOWN else 0), codes_BC, scales, offsets,
-            outs_B, there_M, step, num_outs, num_ins, scale_stride, DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, B, C, M,
+            outs_B, there_M, step, num_outs, num_ins, scale_stride,
+            DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, B, C, M,
         )  # fmt: skip
     wait_for_previous_kernel()
     if row_scales is not None:
