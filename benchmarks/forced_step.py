@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headlong.engine.engine import Engine
-from headlong.engine.whole_step import Launch, WholeStep
+from headlong.engine.step.graph import Launch, WholeStep
 from headlong.types import Plan
 
 

@@ -92,7 +92,7 @@ def measured(
     ops, table = Ops(torch.float32, device), SamplingTable(1, vocab, device)
     table.set(1, Request("row", (0,), SamplingParams(seed=1, **given), seed=1), list(range(5, 5 + OUTPUT)))
     logits_LV = some_logits(tokens, vocab, device)
-    sampler = Sampler(table, ops.best, ops.draw, ops.sample, ops.penalise)
+    sampler = Sampler(table, ops.argmax, ops.draw, ops.sample, ops.penalise)
     if device.type == "cpu":
         return [milliseconds(sampler, logits_LV, [Entry(1, 5, 0, tokens)], repeats)]
     plain = Sampler(table, draw=ops.draw)

@@ -81,7 +81,7 @@ class RowPlan:
         return 1 + self.num_drafts if self.samples else 0
 
 
-class Gate(Protocol):
+class DraftStop(Protocol):
     """Asked after every draft, by drafters that know how sure they are of it."""
 
     def judge(self, row_ids: Sequence[str], confidences: Sequence[float]) -> tuple[list[bool], list[bool]]:
@@ -97,7 +97,7 @@ class Plan:
     rows: tuple[RowPlan, ...]
     num_drafts: int
     """The deepest draft among the rows."""
-    gate: Gate | None = field(default=None, compare=False, repr=False)
+    gate: DraftStop | None = field(default=None, compare=False, repr=False)
     """None where every row is to have all its drafts."""
 
     @property

@@ -13,7 +13,7 @@ from headlong import SamplingParams
 from headlong.config import EngineConfig
 from headlong.engine.engine import Engine
 from headlong.engine.service import Service
-from headlong.engine.whole_step import WholeStep
+from headlong.engine.step.graph import WholeStep
 from headlong.state.row_table import MOST_STOPS
 from headlong.types import Request
 from support import tiny

@@ -16,7 +16,7 @@ from test_whole_step import (  # noqa: F401
     service_of,
 )
 
-from headlong.engine.whole_step import WholeStep
+from headlong.engine.step.graph import WholeStep
 from headlong.params import Grammar
 from headlong.sampling.constraints import packed, unpacked
 from support.ruled import Ruled

@@ -13,11 +13,11 @@ import torch
 
 from headlong import LLM, SamplingParams
 from headlong.engine.engine import Engine
-from headlong.engine.whole_step import WholeStep
+from headlong.engine.step.graph import WholeStep
 from headlong.ops.cuda_graphs import CudaGraphs
 from headlong.ops.linear import triton_weight
 from headlong.params import Grammar
-from headlong.speculate.elsewhere import HeadElsewhere
+from headlong.speculate.remote_head import RemoteHead
 from headlong.state.layer import KvState
 
 pytestmark = [
@@ -195,7 +195,7 @@ def test_a_head_on_another_device(device: str, draft_device: str, dtype: str) ->
     expected = completions(device, 0, dtype)
     llm = LLM(device=device, dtype=dtype, mtp="on", draft_device=draft_device)
     proposer, state = llm.engine.proposer, llm.engine.state
-    assert isinstance(proposer, HeadElsewhere)
+    assert isinstance(proposer, RemoteHead)
     (name,) = proposer.inner.head.state_specs
     head_state = state.layers[name]
     assert isinstance(head_state, KvState)

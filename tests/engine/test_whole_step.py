@@ -13,7 +13,7 @@ import torch
 from headlong import SamplingParams
 from headlong.config import EngineConfig
 from headlong.engine.service import Service
-from headlong.engine.whole_step import WholeStep
+from headlong.engine.step.graph import WholeStep
 from headlong.ops.triton_step import MENTIONED
 from headlong.sampling.tally import Tally
 from support import tiny

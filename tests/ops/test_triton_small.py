@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from headlong.ops.best import reference as reference_best
+from headlong.ops.argmax import reference as reference_argmax
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.silu_mul import reference as reference_silu_mul
 
 triton = pytest.importorskip("triton")
-from headlong.ops.best import triton as triton_best  # noqa: E402
+from headlong.ops.argmax import triton as triton_argmax  # noqa: E402
 from headlong.ops.norm.triton import TritonRmsNorm  # noqa: E402
 from headlong.ops.silu_mul import triton as triton_silu_mul  # noqa: E402
 
@@ -75,18 +75,18 @@ def test_best(size, dtype):
     logits[3] = -torch.inf
     logits[4] = 1.5
     logits[5] = logits[5].round()
-    found = triton_best.best(logits)
+    found = triton_argmax.argmax(logits)
     assert found.dtype == torch.long
-    assert torch.equal(found.cpu(), reference_best.best(logits.cpu()))
+    assert torch.equal(found.cpu(), reference_argmax.argmax(logits.cpu()))
     for row in range(6):
-        assert torch.equal(triton_best.best(logits[row : row + 1]), found[row : row + 1])
+        assert torch.equal(triton_argmax.argmax(logits[row : row + 1]), found[row : row + 1])
 
 
 def test_best_reads_no_padding():
     """Rows may be wider than the vocabulary, and what lies between them is nobody's token."""
     wide = randn(4, 5000, seed=6)
     wide[:, 4500:] = torch.nan
-    assert torch.equal(triton_best.best(wide[:, :4500]), wide[:, :4500].argmax(-1))
+    assert torch.equal(triton_argmax.argmax(wide[:, :4500]), wide[:, :4500].argmax(-1))
 
 
 @pytest.mark.parametrize("places", [(0, 4096), (4095, 4096), (5, 9000), (9000, 9999)])
@@ -94,4 +94,4 @@ def test_best_reads_no_padding():
 def test_of_equal_ones_the_first(places, value):
     logits = randn(1, 10000, seed=7)
     logits[0, list(places)] = value
-    assert triton_best.best(logits).item() == places[0]
+    assert triton_argmax.argmax(logits).item() == places[0]

@@ -5,8 +5,8 @@ import torch
 from test_native_linear import CASES, KINDS, dense, draw, linear, source
 
 from headlong.ops import native
-from headlong.ops.best import native as native_best
-from headlong.ops.best import reference as reference_best
+from headlong.ops.argmax import native as native_argmax
+from headlong.ops.argmax import reference as reference_argmax
 from headlong.ops.embedding.native import NativeEmbedding
 from headlong.ops.embedding.reference import Embedding
 from headlong.ops.linear import native as kinds
@@ -80,9 +80,9 @@ def test_who_serves_an_embedding():
 
 def found(logits):
     """By the kernel, which must agree with itself on rows that begin at odd places."""
-    tokens = native_best.best(logits)
+    tokens = native_argmax.argmax(logits)
     moved = torch.empty(logits.numel() + 3)[3:].view(logits.shape).copy_(logits)
-    assert torch.equal(native_best.best(moved), tokens)
+    assert torch.equal(native_argmax.argmax(moved), tokens)
     return tokens.tolist()
 
 
@@ -92,8 +92,8 @@ def found(logits):
 def test_the_best(size, rows):
     logits = draw(rows, size, seed=rows)
     low = -1e30 * logits.abs()
-    assert found(logits) == reference_best.best(logits).tolist()
-    assert found(low) == reference_best.best(low).tolist()
+    assert found(logits) == reference_argmax.argmax(logits).tolist()
+    assert found(low) == reference_argmax.argmax(low).tolist()
 
 
 @pytest.mark.usefixtures("threads")
@@ -116,7 +116,7 @@ def test_what_is_infinite_or_no_number_wins(special, size):
     for row, place in enumerate(places):
         logits[row, place] = special
         logits[row, (place + size) // 2 + 1 :] = special
-    assert found(logits) == [*places, reference_best.best(logits[-1:]).item()]
+    assert found(logits) == [*places, reference_argmax.argmax(logits[-1:]).item()]
 
 
 def test_no_number_wins_over_the_infinite():
@@ -124,4 +124,4 @@ def test_no_number_wins_over_the_infinite():
     logits[:, 3] = torch.inf
     logits[0, 100] = logits[0, 129] = torch.nan
     assert found(logits) == [100, 3]
-    assert native_best.best(torch.empty(0, 130)).shape == (0,)
+    assert native_argmax.argmax(torch.empty(0, 130)).shape == (0,)

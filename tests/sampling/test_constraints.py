@@ -94,12 +94,12 @@ def test_the_constraint_wins_over_bans_and_biases(dtype, temperature):
 
 def test_settling_and_leaving():
     table = table_of([constrained(0, GREEDY), request(1, GREEDY)], VOCAB)
-    assert table.settle(1, (1, 2)) == ((1, 2), None) and table.settle(2, (5,)) == ((5,), None)
+    assert table.commit(1, (1, 2)) == ((1, 2), None) and table.commit(2, (5,)) == ((5,), None)
     table.constraints[1] = Ruled(neighbours, VOCAB, fails_at=3)
-    assert table.settle(1, (1, 2)) == ((1, 2), None)
-    assert table.settle(1, (3, 4, 5)) == ((3,), "out of steps")
+    assert table.commit(1, (1, 2)) == ((1, 2), None)
+    assert table.commit(1, (3, 4, 5)) == ((3,), "out of steps")
     table.clear(1)
-    assert not table.constraints and table.settle(1, (9,)) == ((9,), None)
+    assert not table.constraints and table.commit(1, (9,)) == ((9,), None)
 
 
 def odd_even(output: list[int]) -> set[int] | None:
@@ -131,7 +131,7 @@ class RuledPair(ToyPair):
         before = {i: len(histories[i]) for i in who}
         accepted = super().step(sampler, requests, histories, who, depth, rule)
         for i in who:
-            sampler.table.settle(i + 1, tuple(histories[i][before[i] :]))
+            sampler.table.commit(i + 1, tuple(histories[i][before[i] :]))
         return accepted
 
 

@@ -78,7 +78,7 @@ class Fixed:
         self.max_drafts = max_drafts
         self.asked: list[dict[str, int]] = []
         self.num_observed = 0
-        self.settled: list[str] = []
+        self.flushed: list[str] = []
 
     def propose(self, plan: Plan) -> Draft | None:
         return self.extend(plan, None)
@@ -101,8 +101,8 @@ class Fixed:
     def observe(self, *_) -> None:
         self.num_observed += 1
 
-    def settle(self, row_ids) -> None:
-        self.settled.extend(row_ids)
+    def flush_deferred(self, row_ids) -> None:
+        self.flushed.extend(row_ids)
 
     def check_integrity(self) -> None:
         pass
@@ -129,8 +129,8 @@ def test_first_come():
     assert chain.propose(plan_of(d=3)) is None and chain.propose(plan_of(a=0, b=0)) is None
     assert len(two.asked) == 3, "it sees every step, drafting or not"
     chain.observe(*[None] * 5)  # type: ignore[arg-type]
-    chain.settle(iter(["a", "b"]))
-    assert one.num_observed == two.num_observed == 1 and one.settled == two.settled == ["a", "b"]
+    chain.flush_deferred(iter(["a", "b"]))
+    assert one.num_observed == two.num_observed == 1 and one.flushed == two.flushed == ["a", "b"]
 
 
 def test_one_goes_on_after_the_other():
@@ -142,8 +142,8 @@ def test_one_goes_on_after_the_other():
     assert one.asked == [{"a": 2, "b": 2, "c": 2, "d": 2, "e": 1}]
     assert chain.propose(plan_of(d=3)) is None
     chain.observe(*[None] * 5)  # type: ignore[arg-type]
-    chain.settle(iter(["a", "b"]))
-    assert one.num_observed == two.num_observed == 1 and one.settled == two.settled == ["a", "b"]
+    chain.flush_deferred(iter(["a", "b"]))
+    assert one.num_observed == two.num_observed == 1 and one.flushed == two.flushed == ["a", "b"]
 
 
 def test_ngram_goes_on_where_the_drafts_lead(models):

@@ -17,8 +17,8 @@ from headlong.engine import build as building
 from headlong.engine.engine import Engine
 from headlong.errors import ConfigError
 from headlong.models.embeddings import Embeddings
-from headlong.speculate.elsewhere import HeadElsewhere
 from headlong.speculate.mtp import MtpProposer
+from headlong.speculate.remote_head import RemoteHead
 from headlong.state import layer as layers
 from headlong.state.layer import KvState
 from speculate.drafting_cases import (
@@ -36,8 +36,8 @@ from support.steps import load as load_built
 CHAT = [{"role": "user", "content": "Write a short story about a shy dragon who learns to share."}]
 
 
-def elsewhere(llm) -> HeadElsewhere:
-    assert isinstance(llm.engine.proposer, HeadElsewhere)
+def elsewhere(llm) -> RemoteHead:
+    assert isinstance(llm.engine.proposer, RemoteHead)
     return llm.engine.proposer
 
 

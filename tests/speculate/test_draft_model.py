@@ -78,7 +78,7 @@ class Checked:
         self.proposer, self.fresh = proposer, fresh
         fresh.texts = proposer.texts
         self.max_drafts = proposer.max_drafts
-        self.observe, self.settle = proposer.observe, proposer.settle
+        self.observe, self.flush_deferred = proposer.observe, proposer.flush_deferred
         self.check_integrity = proposer.check_integrity
         self.num_drafts = 0
 

@@ -13,7 +13,7 @@ from test_depth import profile_of
 from headlong import SamplingParams
 from headlong.speculate.confidence import Calibration
 from headlong.speculate.depth import AdaptiveDepths, Wish
-from headlong.speculate.going import Going
+from headlong.speculate.live_rows import LiveRows
 from headlong.types import Plan, Request, StepTimes
 
 MACHINES = {"cpu": CPU, "gpu": GPU, "tiny": TINY}
@@ -171,11 +171,11 @@ def test_going_counts_what_is_kept():
     ]
     yes, no = True, False
     gate = Script(([yes, yes, no], [yes, yes, no]), ([yes, yes], [yes, yes]), ([no], [no]))
-    going = Going(Plan(tuple(rows), 3, gate), rows)
+    going = LiveRows(Plan(tuple(rows), 3, gate), rows)
     logits, tokens = torch.zeros(3, 5), torch.tensor([1, 2, 3])
-    assert going.settle(logits, tokens) == [0, 1] and going.live == [0, 1]
-    assert going.settle(logits[:2], tokens[:2]) == [0] and going.live == [0]
-    assert going.settle(logits[:1], tokens[:1]) == [] and going.counts == [2, 2, 0]
+    assert going.advance(logits, tokens) == [0, 1] and going.live == [0, 1]
+    assert going.advance(logits[:2], tokens[:2]) == [0] and going.live == [0]
+    assert going.advance(logits[:1], tokens[:1]) == [] and going.counts == [2, 2, 0]
     assert gate.asked == [["a", "b", "c"], ["a", "b"], ["a"]]
-    alone = Going(Plan((rows[1],), 2, gate), [rows[1]])
-    assert [alone.settle(logits[:1], tokens[:1]) for _ in range(2)] == [[0], []] and alone.counts == [2]
+    alone = LiveRows(Plan((rows[1],), 2, gate), [rows[1]])
+    assert [alone.advance(logits[:1], tokens[:1]) for _ in range(2)] == [[0], []] and alone.counts == [2]

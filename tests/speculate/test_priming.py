@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from headlong.speculate.deferred_pairs import MAX_WAITING
 from headlong.speculate.mtp import MtpProposer
 from headlong.speculate.priming import WHOLE
-from headlong.speculate.waiting import MAX_WAITING
 from headlong.state.deferred_kv import DeferredKv
 from headlong.state.layer import KvState
 from support import tiny
@@ -142,10 +142,10 @@ def test_settled_rows_owe_nothing_where_nothing_can_be_owed(built):
             driver.feed(row, [20])
             driver.decode(row, 12)
     assert not torch.equal(head_keys(lazy, "a"), head_keys(eager, "a"))
-    proposer(lazy).settle(["a", "nobody"])
+    proposer(lazy).flush_deferred(["a", "nobody"])
     assert torch.equal(head_keys(lazy, "a"), head_keys(eager, "a")) and not lazy.state.deferred_kv
     assert [proposer(lazy).waiting.count(row) for row in "ab"] == [0, 12]
-    proposer(lazy).settle(["a"])
+    proposer(lazy).flush_deferred(["a"])
     for row in "ab":
         assert_alike(lazy, eager, row)
 
@@ -162,7 +162,7 @@ def test_what_settled_rows_owe_is_written_when_it_is_needed(built, monkeypatch, 
         for driver in (eager, lazy):
             for _ in range(MAX_WAITING + 5):
                 driver.step(Decode("a"), Decode("b"))
-        proposer(lazy).settle("ab")
+        proposer(lazy).flush_deferred("ab")
         assert lazy.state.deferred_kv.num_pairs == 2 * (MAX_WAITING + 5)
         lazy.state.deferred_kv.check(lazy.state.page_size)
     if then != "draft":  # the head was not asked: drafts of another drafter, or known tokens

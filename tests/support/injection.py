@@ -22,12 +22,12 @@ STAGES = (
     "commit",
     "observe",
     "finish",
-    "settle",
+    "flush_deferred",
     "publish",
     "release",
     "learn",
 )
-"""In the order of a step; a row that leaves is settled and released."""
+"""In the order of a step; of a row that leaves what was deferred is written, and it is released."""
 
 
 class Strike(Protocol):
@@ -77,7 +77,7 @@ class Injector:
             "commit": (engine.state, "commit"),
             "observe": (engine.proposer, "observe"),
             "finish": (engine.scheduler, "finish"),
-            "settle": (engine.scheduler, "settle"),
+            "flush_deferred": (engine.scheduler, "flush_deferred"),
             "publish": (engine.state, "publish"),
             "release": (engine.state, "release"),
             "learn": (engine.depths, "observe"),

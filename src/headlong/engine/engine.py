@@ -16,7 +16,7 @@ from headlong.engine.proposers import head_place, make_proposer, resolve_propose
 from headlong.engine.row import Row
 from headlong.engine.runner import Runner
 from headlong.engine.scheduler import Scheduler
-from headlong.engine.whole_step import Launch, Outcome, WholeStep
+from headlong.engine.step.graph import Launch, Outcome, WholeStep
 from headlong.errors import HeadlongError, RequestError
 from headlong.ops.native import threads_for_native
 from headlong.params import SamplingParams
@@ -76,7 +76,7 @@ class Engine:
         with refusing_oom(self.memory):
             self.state = State(specs, model.config.hidden_size, capacity, kept)
         table = SamplingTable(config.max_rows, model.config.vocab_size, built.ops.device)
-        self.sampler = Sampler(table, built.ops.best, built.ops.draw, built.ops.sample, built.ops.penalise)
+        self.sampler = Sampler(table, built.ops.argmax, built.ops.draw, built.ops.sample, built.ops.penalise)
         self.runner = Runner(model, self.state)
         chosen = None
         if head is not None:
@@ -95,7 +95,9 @@ class Engine:
         if self.max_drafts:
             profile = load_profile(self.conditions)
             self.depths = AdaptiveDepths(self.max_drafts, profile, whole=self.whole is not None)
-        self.scheduler = Scheduler(self.state, table, self.depths, config.chunk_tokens, self.proposer.settle)
+        self.scheduler = Scheduler(
+            self.state, table, self.depths, config.chunk_tokens, self.proposer.flush_deferred
+        )
         self.faults = Faults(self.scheduler)
         self._check_every_step = config.check_every_step
         whole = model.program is not None and (head is None or head.forward_program is not None)

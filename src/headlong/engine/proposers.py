@@ -20,10 +20,10 @@ from headlong.progress import ProgressFn, silent
 from headlong.sampling.sampler import Sampler
 from headlong.speculate.chain import First, Then
 from headlong.speculate.draft_model import DraftModelProposer, check_vocabulary
-from headlong.speculate.elsewhere import HeadElsewhere
 from headlong.speculate.mtp import MtpProposer
 from headlong.speculate.ngram import MAX_MATCH, MIN_MATCH, NgramProposer
 from headlong.speculate.proposer import NoDrafts, Proposer
+from headlong.speculate.remote_head import RemoteHead
 from headlong.state.specs import Capacity, HeadPlace
 from headlong.state.state import State
 
@@ -117,7 +117,7 @@ def make_proposer(
         if built.lent is None:
             made["mtp"] = MtpProposer(built.model, built.head, state, sampler, draft_tokens_T)
         else:
-            made["mtp"] = HeadElsewhere(built.lent, built.head, state, sampler, draft_tokens_T)
+            made["mtp"] = RemoteHead(built.lent, built.head, state, sampler, draft_tokens_T)
     if "draft" in drafting.parts:
         assert drafter is not None
         runner = Runner(drafter.model, _draft_state(drafter, config, state))

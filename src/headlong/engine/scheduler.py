@@ -18,11 +18,11 @@ from headlong.speculate.depth import Depths, Wish
 from headlong.state.state import State
 from headlong.types import Plan, RowOutput, RowPlan, Verdict
 
-Settle = Callable[[Iterable[str]], None]
+FlushDeferred = Callable[[Iterable[str]], None]
 """Told which rows' pages are about to be offered to others: what was put off for them is to be written now."""
 
 
-def _nothing_put_off(_row_ids: Iterable[str]) -> None:
+def _nothing_deferred(_row_ids: Iterable[str]) -> None:
     pass
 
 
@@ -35,7 +35,7 @@ class Scheduler:
         table: SamplingTable,
         depths: Depths,
         chunk_tokens: int,
-        settle: Settle = _nothing_put_off,
+        flush_deferred: FlushDeferred = _nothing_deferred,
     ) -> None:
         self.state = state
         self.table = table
@@ -43,7 +43,7 @@ class Scheduler:
         self.chunk_tokens = chunk_tokens
         """Tokens of a step that rows share, decoding ones first; at least a page, or as many as there are, are left
         for prompts."""
-        self.settle = settle
+        self.flush_deferred = flush_deferred
         self.waiting: list[Row] = []
         """By rank, as those that run."""
         self.running: list[Row] = []
@@ -127,7 +127,7 @@ class Scheduler:
             if not row_plan.samples:
                 continue
             row = rows[row_plan.request.id]
-            emitted, failure = self.table.settle(row_plan.slot, verdict.tokens[number])
+            emitted, failure = self.table.commit(row_plan.slot, verdict.tokens[number])
             logprobs, accepted = verdict.logprobs[number], verdict.accepted[number]
             try:
                 output = row.accept(emitted, logprobs, accepted, verdict.rejected[number], failure)
@@ -293,7 +293,7 @@ class Scheduler:
     def _leaving(self, rows: list[Row]) -> Iterator[Row]:
         """Frees what the rows held, one after the other, and offers it to others."""
         if rows and self.state.caching:
-            self.settle([row.id for row in rows])
+            self.flush_deferred([row.id for row in rows])
         for row in rows:
             held = self.state.rows[row.id]
             self.table.clear(held.slot)
@@ -306,6 +306,6 @@ class Scheduler:
     def _publish(self, rows: list[Row]) -> None:
         ready = [row for row in rows if row.finish_reason is None and self.state.at_checkpoint(row.id)]
         if ready:
-            self.settle([row.id for row in ready])
+            self.flush_deferred([row.id for row in ready])
         for row in ready:
             self.state.publish(row.id, row.tokens(0, row.num_tokens))

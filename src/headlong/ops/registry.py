@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from headlong.ops import native
-from headlong.ops.best import native as native_best
-from headlong.ops.best import reference as reference_best
+from headlong.ops.argmax import native as native_argmax
+from headlong.ops.argmax import reference as reference_argmax
 from headlong.ops.delta_net.native import NativeDeltaNet
 from headlong.ops.delta_net.reference import DeltaNetWeights, ReferenceDeltaNet
 from headlong.ops.draw import native as native_draw
@@ -232,11 +232,11 @@ class Ops:
         return self._gated_attention(weights)
 
     @property
-    def best(self) -> Callable[[Tensor], Tensor]:
+    def argmax(self) -> Callable[[Tensor], Tensor]:
         """Finds the best token of each row of logits."""
         if self.triton is not None:
-            return self.triton.best
-        return native_best.best if self.native else reference_best.best
+            return self.triton.argmax
+        return native_argmax.argmax if self.native else reference_argmax.argmax
 
     @property
     def draw(self) -> Callable[[Tensor, Tensor], Tensor] | None:

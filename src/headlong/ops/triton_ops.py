@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headlong.ops.best.triton import best
+from headlong.ops.argmax.triton import argmax
 from headlong.ops.delta_net.triton import TritonDeltaNet
 from headlong.ops.draw.triton import draw
 from headlong.ops.draw.triton_sample import sample
@@ -24,7 +24,7 @@ __all__ = [
     "TritonGatedAttention",
     "TritonLinear",
     "TritonRmsNorm",
-    "best",
+    "argmax",
     "draw",
     "linear",
     "penalise",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from headlong.ops.best.reference import best
+from headlong.ops.argmax.reference import argmax
 from headlong.params import SamplingParams
 from headlong.sampling import noise
 from headlong.sampling.constraints import constrain, unpacked
@@ -23,16 +23,16 @@ class Sampler:
     def __init__(
         self,
         table: SamplingTable,
-        best: Callable[[Tensor], Tensor] = best,
+        argmax: Callable[[Tensor], Tensor] = argmax,
         draw: Draw | None = None,
         sample: Sample | None = None,
         penalise: Penalise | None = None,
     ) -> None:
-        """Ops: `best` finds the best token of each row of logits, `draw` adds the noise of each row's key first,
+        """Ops: `argmax` finds the best token of each row of logits, `draw` adds the noise of each row's key first,
         `sample` filters before that, and `penalise` changes logits by what a device has counted; these three are tried
         once on a GPU."""
         self.table = table
-        self.best = best
+        self.argmax = argmax
         device = table.seed.device
         on_cpu = device.type == "cpu"
         self._draw = draw if draw is None or on_cpu or draws_alike(draw, device) else None
@@ -43,7 +43,7 @@ class Sampler:
         """Of rows whose drawn token nobody asks for: what takes least time."""
 
     def is_plain(self, slots: Iterable[int]) -> bool:
-        """Whether rows in these slots all want the best token of the logits as they are; `best` gives it."""
+        """Whether rows in these slots all want the best token of the logits as they are; `argmax` gives it."""
         requests, constraints = self.table.requests, self.table.constraints
         for slot in slots:
             request = requests[slot]
@@ -90,7 +90,7 @@ class Sampler:
         if asked.penalised or asked.biased:
             logits_NV = self._changed(logits_NV, slots_R, drafts_RK, asked)
         if asked.kind is None and not asked.early:
-            return self.best(_allowed(logits_NV, bits_NB))
+            return self.argmax(_allowed(logits_NV, bits_NB))
         assert positions_N is not None, "noise and minimum lengths are matters of the position"
         each = len(logits_NV) // len(slots_R)
         slots_N = slots_R if each == 1 else slots_R.repeat_interleave(each)
@@ -99,7 +99,7 @@ class Sampler:
             logits_NV = logits_NV.masked_fill(self.table.stops[slots_N] & too_early_N1, -torch.inf)
         logits_NV = _allowed(logits_NV, bits_NB)
         if asked.kind is None:
-            return self.best(logits_NV)
+            return self.argmax(logits_NV)
         keys_N4 = self.table.keys(slots_N, positions_N)
         if self._sample is None:
             seed, choice, position, stream = keys_N4.unbind(1)
@@ -111,7 +111,7 @@ class Sampler:
         greedy_N = filters_N4[:, 0] == 0.0
         filters_N4 = torch.where(greedy_N[:, None], self._least_filters, filters_N4)
         sampled_N = self._sample(logits_NV.float(), filters_N4, keys_N4)
-        return torch.where(greedy_N, self.best(logits_NV), sampled_N)
+        return torch.where(greedy_N, self.argmax(logits_NV), sampled_N)
 
     def _changed(self, logits_NV: Tensor, slots_R: Tensor, drafts_RK: Tensor, asked: Alike) -> Tensor:
         assert self._penalise is not None, "such rows are not alike then"
@@ -126,11 +126,11 @@ class Sampler:
         adjusted = adjust(logits_LV, entries, self.table)
         sampled = entries.which(lambda p: not p.greedy)
         if not sampled:
-            return self.best(adjusted)
+            return self.argmax(adjusted)
         index = torch.tensor(sampled, device=adjusted.device)
         if len(sampled) == len(adjusted):
             return self._sampled(adjusted, entries, index)
-        tokens_L = self.best(adjusted)
+        tokens_L = self.argmax(adjusted)
         tokens_L[index] = self._sampled(adjusted, entries, index)
         return tokens_L
 

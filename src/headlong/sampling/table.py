@@ -91,7 +91,7 @@ class SamplingTable:
         self.constraints.pop(slot, None)
         self.seen.pop(slot, None)
 
-    def settle(self, slot: int, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], str | None]:
+    def commit(self, slot: int, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], str | None]:
         """What of a step's tokens stands under the slot's constraint, and why the row must end if it must."""
         constraint = self.constraints.get(slot)
         if constraint is None:

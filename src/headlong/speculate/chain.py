@@ -52,10 +52,10 @@ class First:
         for part in self.parts:
             part.observe(plan, batch, context, hidden_ND, verdict)
 
-    def settle(self, row_ids: Iterable[str]) -> None:
+    def flush_deferred(self, row_ids: Iterable[str]) -> None:
         row_ids = list(row_ids)
         for part in self.parts:
-            part.settle(row_ids)
+            part.flush_deferred(row_ids)
 
     def check_integrity(self) -> None:
         for part in self.parts:
@@ -81,10 +81,10 @@ class Then:
         self.first.observe(plan, batch, context, hidden_ND, verdict)
         self.second.observe(plan, batch, context, hidden_ND, verdict)
 
-    def settle(self, row_ids: Iterable[str]) -> None:
+    def flush_deferred(self, row_ids: Iterable[str]) -> None:
         row_ids = list(row_ids)
-        self.first.settle(row_ids)
-        self.second.settle(row_ids)
+        self.first.flush_deferred(row_ids)
+        self.second.flush_deferred(row_ids)
 
     def check_integrity(self) -> None:
         self.first.check_integrity()

@@ -9,7 +9,7 @@ from headlong.speculate.gate import UtilityGate
 from headlong.speculate.probing import Probing
 from headlong.speculate.profile import Profile
 from headlong.speculate.utility import GOING_ON, MARGIN, Candidate, Step, best
-from headlong.types import Gate, Plan, RowPlan, StepTimes, Verdict
+from headlong.types import DraftStop, Plan, RowPlan, StepTimes, Verdict
 
 TOUR = (3, 1, 5, 3, 1, 5, 3, 1, 5, 0, 0, 0)
 """Depths tried in turn where nothing is known of as many rows, or half or twice as many: thrice each, so that one
@@ -49,7 +49,7 @@ class Kind(NamedTuple):
 
 class Depths(Protocol):
     @property
-    def gate(self) -> Gate | None:
+    def gate(self) -> DraftStop | None:
         """Asked while drafts are made whether they go on; None if the depths stand."""
         ...
 

@@ -18,8 +18,8 @@ from headlong.layers.context import Context
 from headlong.models.decoder import DecoderModel
 from headlong.sampling.entries import Entries, Entry
 from headlong.sampling.sampler import Sampler
-from headlong.speculate.going import Going
 from headlong.speculate.history import Text, Texts
+from headlong.speculate.live_rows import LiveRows
 from headlong.state.pages import page_table
 from headlong.state.specs import KvSpec
 from headlong.state.state import RowState, State
@@ -96,7 +96,7 @@ class DraftModelProposer:
         accepted = zip(plan.rows, verdict.accepted, strict=True)
         self._settle({row.request.id: count for row, count in accepted})
 
-    def settle(self, row_ids: Iterable[str]) -> None:
+    def flush_deferred(self, row_ids: Iterable[str]) -> None:
         """Nothing is put off: the target's pages have nothing of it."""
 
     def check_integrity(self) -> None:
@@ -173,7 +173,7 @@ class DraftModelProposer:
 
     def _draft(self, plan: Plan, drafting: list[RowPlan], logits_DV: Tensor) -> Draft | None:
         """Goes on from the logits of each row's last token."""
-        device, going = logits_DV.device, Going(plan, drafting)
+        device, going = logits_DV.device, LiveRows(plan, drafting)
         tokens_DK = torch.zeros(
             len(drafting), max(row.num_drafts for row in drafting), dtype=torch.long, device=device
         )
@@ -190,7 +190,7 @@ class DraftModelProposer:
             if q is not None:
                 q_DKV = q.new_zeros(*tokens_DK.shape, q.shape[-1]) if q_DKV is None else q_DKV
                 q_DKV[at, place] = q
-            going.settle(logits_DV, tokens_L)
+            going.advance(logits_DV, tokens_L)
             place += 1
         return _spread(plan, drafting, tokens_DK, q_DKV, going.counts) if any(going.counts) else None
 

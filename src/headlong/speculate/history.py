@@ -40,7 +40,7 @@ class Text:
                 self.version += 1
                 self.complete = UNKNOWN not in self.tokens
 
-    def settle(self, first: int, tokens: tuple[int, ...]) -> None:
+    def commit(self, first: int, tokens: tuple[int, ...]) -> None:
         """From place `first` on these are the row's tokens, and no others."""
         self.tokens[first:] = array("i", tokens)
 
@@ -75,7 +75,7 @@ class Texts:
         """After a step: what its rows gained."""
         for row, tokens in zip(plan.rows, verdict.tokens, strict=True):
             if row.samples and row.request.draft_tokens:
-                self._find(row.request).settle(row.start + row.num_certain, tokens)
+                self._find(row.request).commit(row.start + row.num_certain, tokens)
 
     def _find(self, request: Request) -> Text:
         text = self._texts.get(request.id) or self._away.pop(request.id, None)

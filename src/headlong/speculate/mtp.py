@@ -21,10 +21,10 @@ from headlong.ops.rope.reference import angles
 from headlong.ops.upload import upload
 from headlong.sampling.entries import Entries, Entry
 from headlong.sampling.sampler import Sampler
-from headlong.speculate.going import Going
+from headlong.speculate.deferred_pairs import DeferredPairs
+from headlong.speculate.live_rows import LiveRows
 from headlong.speculate.priming import WHOLE, WHOLE_ON_GPU, PairReader, Pairs
 from headlong.speculate.vocabulary import DraftVocabulary
-from headlong.speculate.waiting import WaitingPairs
 from headlong.state.pages import page_table
 from headlong.state.state import State
 from headlong.types import Batch, Draft, Plan, RowPlan, Rows, Verdict
@@ -49,7 +49,7 @@ class MtpProposer:
         self.max_drafts = state.max_drafts
         self.vocabulary = DraftVocabulary(model, draft_tokens_T)
         self.reader = PairReader(model, head, state)
-        self.waiting = WaitingPairs(state)
+        self.waiting = DeferredPairs(state)
         self._graphs = CudaGraphs(model.ops.device) if model.capturable else None
         self._whole = WHOLE if state.carry_SD.device.type == "cpu" else WHOLE_ON_GPU
         self._resumed: set[str] = set()
@@ -67,7 +67,7 @@ class MtpProposer:
         hidden_LD = self.state.carry_SD[torch.tensor([row.slot for row in rows], device=device)]
         tokens_DK = torch.zeros(len(rows), plan.num_drafts, dtype=torch.long, device=device)
         q_steps: list[tuple[Tensor | slice, Tensor | None]] = []
-        passes, going = _Passes(self.model, self.state, rows), Going(plan, rows)
+        passes, going = _Passes(self.model, self.state, rows), LiveRows(plan, rows)
         plain = self.sampler.is_plain(row.slot for row in rows)
         while going.live:
             depth, live = len(q_steps), going.live
@@ -78,7 +78,7 @@ class MtpProposer:
             else:
                 logits_LT = self.vocabulary.logits(hidden_LD)
             if plain:
-                places_L, q = self.sampler.best(logits_LT), None
+                places_L, q = self.sampler.argmax(logits_LT), None
                 tokens_L = self.vocabulary.tokens(places_L)
             else:
                 logits_LT = self.vocabulary.whole(logits_LT)
@@ -91,7 +91,7 @@ class MtpProposer:
                 places_L = tokens_L
             tokens_DK[at, depth] = tokens_L
             q_steps.append((at, q))
-            places = going.settle(logits_LT, places_L)
+            places = going.advance(logits_LT, places_L)
             if len(places) < len(live):
                 hidden_LD = hidden_LD[torch.tensor(places, dtype=torch.long, device=device)]
         return _spread(plan, numbers, tokens_DK, q_steps, going.counts) if any(going.counts) else None
@@ -139,7 +139,7 @@ class MtpProposer:
                 (later if self._pauses(row, verdict.accepted[number]) else now).append((number, flat))
             flat += row.query_len
         if later and (full := self.waiting.add(later, plan, hidden_ND, verdict)):
-            self.settle(full)
+            self.flush_deferred(full)
         if not now:
             return
         self._catch_up(plan.rows[number] for number, _ in now)
@@ -168,17 +168,17 @@ class MtpProposer:
             return
         later = [(number, number) for number, row in enumerate(plan.rows) if row.request.draft_tokens]
         if later and (full := self.waiting.add(later, plan, hidden_ND, verdict)):
-            self.settle(full)
+            self.flush_deferred(full)
 
     def _goes_on(self, plan: Plan, hidden_ND: Tensor, verdict: Verdict) -> bool:
         """Whether the step was as the one before, all of whose pairs wait: so do those of this one then."""
         full = None if plan.num_drafts else self.waiting.go_on(plan, hidden_ND, verdict)
         if full:
-            self.settle(full)
+            self.flush_deferred(full)
         return full is not None
 
     @torch.inference_mode()
-    def settle(self, row_ids: Iterable[str]) -> None:
+    def flush_deferred(self, row_ids: Iterable[str]) -> None:
         """Their pages then hold, or owe, all that those of rows that were read at every step do. A row whose pages
         others are to use must be settled before it goes."""
         size = self.state.page_size

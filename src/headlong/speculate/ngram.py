@@ -167,7 +167,7 @@ class NgramProposer:
     ) -> None:
         self.texts.observe(plan, verdict)
 
-    def settle(self, row_ids: Iterable[str]) -> None:
+    def flush_deferred(self, row_ids: Iterable[str]) -> None:
         """Nothing is put off: the target's pages have nothing of it."""
 
     def check_integrity(self) -> None:

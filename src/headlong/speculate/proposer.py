@@ -24,7 +24,7 @@ class Proposer(Protocol):
         """Sees what the target computed and decided, right after the step was committed."""
         ...
 
-    def settle(self, row_ids: Iterable[str]) -> None:
+    def flush_deferred(self, row_ids: Iterable[str]) -> None:
         """Writes what was put off for these rows: others are about to use their pages."""
         ...
 
@@ -46,7 +46,7 @@ class NoDrafts:
     ) -> None:
         """Nothing to remember."""
 
-    def settle(self, row_ids: Iterable[str]) -> None:
+    def flush_deferred(self, row_ids: Iterable[str]) -> None:
         """Nothing was put off."""
 
     def check_integrity(self) -> None:

@@ -36,7 +36,7 @@ def verify(plan: Plan, draft: Draft | None, logits_LV: Tensor, sampler: Sampler)
         return Verdict(nothing, (0,) * len(plan.rows), empty, empty, empty)
     firsts = plan.first_logits
     if _is_plain(plan, sampler):
-        return _agree(plan, draft, logits_LV, sampler.best(logits_LV), firsts)
+        return _agree(plan, draft, logits_LV, sampler.argmax(logits_LV), firsts)
     entries = _entries(plan, draft, sampler)
     tokens_L = sampler.choose(logits_LV, entries)
     accepted_R = _matches(plan, draft, tokens_L, torch.tensor(firsts, device=device))

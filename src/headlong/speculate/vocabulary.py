@@ -24,7 +24,7 @@ class DraftVocabulary:
             self._lm_head = model.ops.picked(model.lm_head, tokens_T)
             self.tokens_T = tokens_T.to(model.ops.device)
         without_logits = getattr(self._lm_head, "best", None)
-        self._best_place = without_logits or (lambda hidden_ND: model.ops.best(self.logits(hidden_ND)))
+        self._best_place = without_logits or (lambda hidden_ND: model.ops.argmax(self.logits(hidden_ND)))
 
     def __len__(self) -> int:
         return self._vocab_size if self.tokens_T is None else len(self.tokens_T)
@@ -33,7 +33,7 @@ class DraftVocabulary:
         """Of these tokens alone."""
         return self._lm_head(hidden_ND)
 
-    def best(self, hidden_ND: Tensor) -> Tensor:
+    def argmax(self, hidden_ND: Tensor) -> Tensor:
         """The likeliest token, without logits where the lm_head can tell it."""
         return self.tokens(self._best_place(hidden_ND))
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headlong.ops.best.triton import best_of_parts, first_best
+from headlong.ops.argmax.triton import best_of_parts, first_best
 from headlong.ops.triton_launch import LAUNCH_OPTIONS, launch_dependents_and_wait
 
 BLOCK = 1024

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headlong.ops.best.triton import first_best
+from headlong.ops.argmax.triton import first_best
 from headlong.ops.draw.triton import BLOCK as DRAWN
 from headlong.ops.draw.triton import best_of_drawn, noise, room_for_parts
 from headlong.ops.draw.triton_top_k_top_p import (

@@ -11,7 +11,7 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from headlong.ops.best.triton import best
+from headlong.ops.argmax.triton import argmax
 from headlong.ops.linear import triton_split_k
 from headlong.ops.linear.triton_block_m import SURE, width_for
 from headlong.ops.linear.triton_paired import Pair, add_both
@@ -104,7 +104,7 @@ class TritonLinear:
         """Which output is the largest, for each token; of equal ones the first, and what is no number wins."""
         whole = self._whole
         if whole is None:
-            return best(self(x_ND))
+            return argmax(self(x_ND))
         found_N = x_ND.new_empty(len(x_ND), dtype=torch.long)
         for part, x, _ in self._launches(x_ND):
             triton_split_k.best(whole, x, width_for(len(x), whole), self.bias, found_N[part])

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headlong.ops.best.triton import best_of_parts, first_best
+from headlong.ops.argmax.triton import best_of_parts, first_best
 from headlong.ops.linear.triton_gemm import placed, put
 from headlong.ops.linear.triton_weight import Matrix
 from headlong.ops.norm.normed import PartialNorm

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from headlong.engine.even_layout import EvenLayout
+from headlong.engine.step.layout import EvenLayout
 from headlong.ops.triton_step import ENDED, GOES_ON, MARKS
 
 pytest.importorskip("triton")
-from headlong.ops import triton_turn as turn
+from headlong.ops.step import triton as turn
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SLOTS, PAGES, PAGE_SIZE = 6, 300, 16

@@ -50,7 +50,7 @@ def _best_of_parts(tops, indices, tokens, PARTS: tl.constexpr, BLOCK: tl.constex
     tl.store(tokens + row, first.to(tl.int64))
 
 
-def best(logits_LV: Tensor) -> Tensor:
+def argmax(logits_LV: Tensor) -> Tensor:
     assert logits_LV.stride(1) == 1
     rows, size = logits_LV.shape
     parts = triton.cdiv(size, BLOCK)

@@ -57,7 +57,7 @@ class _Row:
         return sum(len(span.run.tokens) for span in self.spans)
 
 
-class WaitingPairs:
+class DeferredPairs:
     """One for each head."""
 
     def __init__(self, state: State) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from headlong.engine.device_step import Begun, DeviceStep, Shape
-from headlong.engine.even_layout import EvenLayout
-from headlong.engine.readings import Readings
+from headlong.engine.step.device import Begun, DeviceStep, Shape
+from headlong.engine.step.layout import EvenLayout
+from headlong.engine.step.readback import Readback
 from headlong.ops.cuda_graphs import CudaGraphs
 from headlong.sampling.constraints import packed
 from headlong.types import Constraint, RowPlan
@@ -24,7 +24,7 @@ class ConstrainedStep:
         self._step, self._constraints = step, constraints
         self._vocab_size = step.model.config.vocab_size
         self._begin, self._verify, self._settle = (CudaGraphs(device) for _ in range(3))
-        self._readings = Readings()
+        self._readings = Readback()
 
     @property
     def is_usual(self) -> bool:

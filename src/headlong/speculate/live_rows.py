@@ -8,7 +8,7 @@ from torch import Tensor
 from headlong.types import Plan, RowPlan
 
 
-class Going:
+class LiveRows:
     """Some rows of a plan, and how many drafts each has."""
 
     def __init__(self, plan: Plan, rows: Sequence[RowPlan]) -> None:
@@ -18,7 +18,7 @@ class Going:
         self.counts = [0] * len(rows)
         self._gate = plan.gate if any(row.request.adaptive for row in rows) else None
 
-    def settle(self, logits_LT: Tensor, drafted_L: Tensor) -> list[int]:
+    def advance(self, logits_LT: Tensor, drafted_L: Tensor) -> list[int]:
         """Counts the drafts that the live rows just made, given by their places in the logits, and gives the rows'
         places that go on: they are the live rows from now on."""
         kept, going = [True] * len(self.live), [True] * len(self.live)

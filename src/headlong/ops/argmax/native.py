@@ -6,7 +6,7 @@ from torch import Tensor
 from headlong.ops import native
 
 
-def best(logits_LV: Tensor) -> Tensor:
+def argmax(logits_LV: Tensor) -> Tensor:
     rows, size = logits_LV.shape
     tokens_L = torch.empty(rows, dtype=torch.long)
     native.kernel("headlong_best")(

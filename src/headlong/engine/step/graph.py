@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headlong.engine.constrained_step import ConstrainedStep
-from headlong.engine.device_step import MAX_TOKENS, DeviceStep, Shape
-from headlong.engine.even_layout import EvenLayout
-from headlong.engine.readings import Readings
+from headlong.engine.step.device import MAX_TOKENS, DeviceStep, Shape
+from headlong.engine.step.grammar import ConstrainedStep
+from headlong.engine.step.layout import EvenLayout
+from headlong.engine.step.readback import Readback
 from headlong.models.decoder import DecoderModel
 from headlong.ops.cuda_graphs import CudaGraphs
 from headlong.ops.triton_step import MARKS, round_up_positions
@@ -78,7 +78,7 @@ class WholeStep:
         self.device_step = DeviceStep(model, state, sampler, drafter, max_len)
         self._constrained = ConstrainedStep(self.device_step, sampler.table.constraints, self._device)
         self._graphs = CudaGraphs(self._device)
-        self._readings = Readings()
+        self._readings = Readback()
         self._layouts: dict[tuple[int, int], EvenLayout] = {}
 
     def takes(self, plan: Plan) -> bool:

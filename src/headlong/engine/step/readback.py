@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-class Readings:
+class Readback:
     """Two may be under way at once."""
 
     def __init__(self) -> None:

@@ -3,5 +3,5 @@
 from torch import Tensor
 
 
-def best(logits_LV: Tensor) -> Tensor:
+def argmax(logits_LV: Tensor) -> Tensor:
     return logits_LV.argmax(-1)

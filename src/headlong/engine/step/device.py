@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headlong.engine.even_layout import EvenLayout, Pass
+from headlong.engine.step.layout import EvenLayout, Pass
 from headlong.layers.context import Context
 from headlong.models.decoder import DecoderModel
 from headlong.ops.rope.reference import LARGEST_TABLE, Angles, angles
@@ -62,10 +62,10 @@ class DeviceStep:
     ) -> None:
         self.model, self.state, self.sampler, self.drafter = model, state, sampler, drafter
         self._device = model.ops.device
-        from headlong.ops import triton_turn  # Triton is not everywhere
         from headlong.ops.penalise.triton import count
+        from headlong.ops.step import triton as triton_step  # Triton is not everywhere
 
-        self._turn, self._count = triton_turn, count
+        self._turn, self._count = triton_step, count
         longest = round_up_positions(max_len + state.max_drafts)
         self.row_table = RowTable(state.slots.size, -(-longest // state.page_size), self._device)
         self.chosen: Callable[[Tensor, Tensor], Tensor] = lambda chosen_N, _drafts_RK: chosen_N
@@ -180,7 +180,7 @@ class DeviceStep:
                 embedding_RD = self.model.embed(drafts[-1])
                 hidden_RD = head.forward(embedding_RD, hidden_RD, ahead[place - 1], self.state.layers)
             if asked.kind is None and not asked.changes and bits_RB is None:
-                drafts.append(vocabulary.best(hidden_RD))
+                drafts.append(vocabulary.argmax(hidden_RD))
                 continue
             if place and asked.changes:
                 before_RK = torch.stack(drafts, dim=1)

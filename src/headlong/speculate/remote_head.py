@@ -24,7 +24,7 @@ from headlong.state.state import State
 from headlong.types import Batch, Draft, Plan, Verdict
 
 
-class HeadElsewhere:
+class RemoteHead:
     """An `MtpProposer` over there, and all that travels."""
 
     def __init__(
@@ -71,9 +71,9 @@ class HeadElsewhere:
         with self._there():
             self.inner.observe(plan, batch, self._context(batch), hidden_ND.to(self.device), verdict)
 
-    def settle(self, row_ids: Iterable[str]) -> None:
+    def flush_deferred(self, row_ids: Iterable[str]) -> None:
         with self._there():
-            self.inner.settle(row_ids)
+            self.inner.flush_deferred(row_ids)
 
     def check_integrity(self) -> None:
         self.inner.check_integrity()
@@ -95,7 +95,7 @@ class _SamplerElsewhere(Sampler):
     """Finds best tokens where the logits are; all else it asks the target's sampler for, by a copy of the logits."""
 
     def __init__(self, sampler: Sampler, ops: Ops) -> None:
-        super().__init__(sampler.table, ops.best)
+        super().__init__(sampler.table, ops.argmax)
         self._sampler = sampler
 
     def propose(self, logits_LV: Tensor, entries: Entries) -> tuple[Tensor, Tensor | None]:
