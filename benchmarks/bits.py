@@ -6,9 +6,10 @@
 Run it at one commit with `--json`, and at another one with `--against` that file, on the same machine: bits differ from
 processor to processor. Every request asks for the twenty best log-probabilities of each token, which depend on all
 logits of its position; one digest covers tokens and the exact bits of those numbers. Models: the embedded one in
-bfloat16, float32 and packed (on a GPU in bfloat16 alone), and tiny random ones of every family, alone and in batches, greedy, sampled, penalised and
-held by a grammar, plain and with drafts. Backends are chosen by the variables that users have (HEADLONG_NATIVE,
-HEADLONG_TRITON), each in a process of its own. Ends in one JSON line; exits with 1 if a digest differs or is missing.
+bfloat16, float32 and packed (on a GPU in bfloat16 alone), and tiny random ones of every family, alone and in batches,
+greedy, sampled, penalised and held by a grammar, plain and with drafts. Backends are chosen by the variables that users
+have (HEADLONG_NATIVE, HEADLONG_TRITON), each in a process of its own. Ends in one JSON line; exits with 1 if a digest
+differs or is missing.
 """
 
 import argparse
