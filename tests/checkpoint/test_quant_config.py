@@ -28,10 +28,10 @@ def claim(section: Any, module: str, beside: Any = None) -> Claim | None:
     return config.claim(module, module.removeprefix("model.language_model."))
 
 
-def kinds(section: Any, *modules: str, beside: Any = None) -> list[str | None]:
+def formats(section: Any, *modules: str, beside: Any = None) -> list[str | None]:
     found = [claim(section, module, beside) for module in modules]
     assert None not in found
-    return [each.kind for each in found if each is not None]
+    return [each.format for each in found if each is not None]
 
 
 def test_without_a_config_nothing_is_claimed():
@@ -50,7 +50,7 @@ FP8 = {
 
 class TestFp8:
     def test_everything_but_the_list(self):
-        found = kinds(FP8, Q_PROJ, MTP_Q, IN_PROJ_A, FC, LM_HEAD, EMBEDDING)
+        found = formats(FP8, Q_PROJ, MTP_Q, IN_PROJ_A, FC, LM_HEAD, EMBEDDING)
         assert found == ["fp8", "fp8", None, None, None, None]
 
     def test_the_block_is_a_hint(self):
@@ -60,20 +60,20 @@ class TestFp8:
     def test_a_list_is_not_a_list_of_beginnings(self):
         """in_proj_a of layer 1 says nothing of in_proj_a of layer 10, nor of in_proj_ab."""
         other = (LAYER + "linear_attn.in_proj_a").format(10)
-        assert kinds(FP8, other, IN_PROJ_A + "b") == ["fp8", "fp8"]
+        assert formats(FP8, other, IN_PROJ_A + "b") == ["fp8", "fp8"]
 
     def test_embedding_and_output_are_left_alone_without_being_named(self):
         section = {"quant_method": "fp8"}
-        assert kinds(section, EMBEDDING, LM_HEAD, Q_PROJ) == [None, None, "fp8"]
+        assert formats(section, EMBEDDING, LM_HEAD, Q_PROJ) == [None, None, "fp8"]
 
     def test_a_whole_subtree(self):
         section = {"quant_method": "fp8", "modules_to_not_convert": ["mtp", "model.language_model.layers.3"]}
-        assert kinds(section, MTP_Q, FC, Q_PROJ, GATE_PROJ) == [None, None, None, "fp8"]
+        assert formats(section, MTP_Q, FC, Q_PROJ, GATE_PROJ) == [None, None, None, "fp8"]
 
     def test_inside_text_config(self):
         config = QuantConfig({"text_config": {"quantization_config": {"quant_method": "fp8"}}}, {})
         found = config.claim(Q_PROJ)
-        assert found is not None and found.kind == "fp8"
+        assert found is not None and found.format == "fp8"
 
 
 MIXED = {
@@ -91,11 +91,11 @@ MIXED = {
 
 class TestModelopt:
     def test_each_layer_has_its_own(self):
-        found = kinds(MIXED, Q_PROJ, GATE_PROJ, EXPERT, LM_HEAD)
+        found = formats(MIXED, Q_PROJ, GATE_PROJ, EXPERT, LM_HEAD)
         assert found == ["fp8", "nvfp4", "nvfp4", "nvfp4"]
 
     def test_what_is_not_listed_is_left_alone(self):
-        assert kinds(MIXED, IN_PROJ_A, ROUTER, EMBEDDING, FC, MTP_Q) == [None] * 5
+        assert formats(MIXED, IN_PROJ_A, ROUTER, EMBEDDING, FC, MTP_Q) == [None] * 5
 
     def test_wildcards(self):
         section = {
@@ -103,16 +103,16 @@ class TestModelopt:
             "quant_algo": "NVFP4",
             "exclude_modules": ["lm_head", "*.mlp.shared_expert.*", "*self_attn*", "mtp.layers.0*"],
         }
-        found = kinds(section, LM_HEAD, SHARED, Q_PROJ, MTP_Q, FC, EXPERT, EMBEDDING)
+        found = formats(section, LM_HEAD, SHARED, Q_PROJ, MTP_Q, FC, EXPERT, EMBEDDING)
         assert found == [None, None, None, None, "nvfp4", "nvfp4", None]
 
     def test_the_file_beside_counts_where_the_config_is_silent(self):
         beside = {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}
-        assert kinds(None, Q_PROJ, LM_HEAD, beside=beside) == ["fp8", None]
-        assert kinds(MIXED, GATE_PROJ, beside=beside) == ["nvfp4"]
+        assert formats(None, Q_PROJ, LM_HEAD, beside=beside) == ["fp8", None]
+        assert formats(MIXED, GATE_PROJ, beside=beside) == ["nvfp4"]
 
     def test_an_unknown_algorithm_is_told_as_it_is(self):
-        assert kinds({"quant_method": "modelopt", "quant_algo": "W3A5"}, Q_PROJ) == ["w3a5"]
+        assert formats({"quant_method": "modelopt", "quant_algo": "W3A5"}, Q_PROJ) == ["w3a5"]
 
 
 INT4 = {"num_bits": 4, "type": "int", "group_size": 32, "symmetric": True}
@@ -128,7 +128,7 @@ class TestCompressedTensors:
         }
 
     @pytest.mark.parametrize(
-        ("weights", "kind"),
+        ("weights", "format"),
         [
             ({}, "int4"),
             ({"num_bits": 8}, "int8"),
@@ -136,34 +136,34 @@ class TestCompressedTensors:
             ({"num_bits": 4, "type": "float"}, "nvfp4"),
         ],
     )
-    def test_kinds_of_numbers(self, weights, kind):
+    def test_formats_of_numbers(self, weights, format):
         found = claim(self.section(**weights), Q_PROJ)
-        assert found is not None and found.kind == kind
+        assert found is not None and found.format == format
         assert found.hint["bits"] == weights.get("num_bits", 4) and found.hint["group_size"] == 32
 
     def test_ignored_by_name_and_by_pattern(self):
         section = self.section(ignore=["lm_head", IN_PROJ_A, "re:^mtp.*", r"re:.*mlp\.gate$"])
-        assert kinds(section, LM_HEAD, IN_PROJ_A, MTP_Q, FC, ROUTER) == [None] * 5
-        assert kinds(section, GATE_PROJ, Q_PROJ) == ["int4", "int4"]
+        assert formats(section, LM_HEAD, IN_PROJ_A, MTP_Q, FC, ROUTER) == [None] * 5
+        assert formats(section, GATE_PROJ, Q_PROJ) == ["int4", "int4"]
 
     def test_targets_by_pattern(self):
         section = self.section(targets=["re:.*experts.*", "re:.*self_attn.q_proj"])
-        assert kinds(section, EXPERT, Q_PROJ, GATE_PROJ, FC) == ["int4", "int4", None, None]
+        assert formats(section, EXPERT, Q_PROJ, GATE_PROJ, FC) == ["int4", "int4", None, None]
 
     def test_a_pattern_is_more_than_a_class(self):
         section = self.section()
         group = {"targets": ["re:.*self_attn.*"], "weights": {"num_bits": 8, "type": "float"}}
         section["config_groups"]["group_1"] = group
-        assert kinds(section, Q_PROJ, GATE_PROJ) == ["fp8", "int4"]
+        assert formats(section, Q_PROJ, GATE_PROJ) == ["fp8", "int4"]
 
     def test_an_embedding_is_no_linear(self):
-        assert kinds(self.section(), EMBEDDING) == [None]
-        assert kinds(self.section(targets=["re:.*embed_tokens"]), EMBEDDING) == ["int4"]
+        assert formats(self.section(), EMBEDDING) == [None]
+        assert formats(self.section(targets=["re:.*embed_tokens"]), EMBEDDING) == ["int4"]
 
     def test_a_single_target_may_stand_without_a_list(self):
         section = self.section()
         section["config_groups"]["group_0"]["targets"] = "Linear"
-        assert kinds(section, Q_PROJ) == ["int4"]
+        assert formats(section, Q_PROJ) == ["int4"]
 
 
 QWEN = {
@@ -185,39 +185,39 @@ QWEN = {
 
 class TestGptq:
     def test_what_rules_exclude(self):
-        assert kinds(QWEN, Q_PROJ, IN_PROJ_A, SHARED, MTP_Q, FC) == [None] * 5
-        assert kinds(QWEN, EXPERT, GATE_PROJ) == ["gptq", "gptq"]
+        assert formats(QWEN, Q_PROJ, IN_PROJ_A, SHARED, MTP_Q, FC) == [None] * 5
+        assert formats(QWEN, EXPERT, GATE_PROJ) == ["gptq", "gptq"]
 
     def test_rules_without_a_sign_quantise_nothing_outside_layers(self):
         """Qwen's own name lm_head and the embedding among the rules, and leave both in bfloat16."""
-        assert kinds(QWEN, LM_HEAD, EMBEDDING) == [None, None]
+        assert formats(QWEN, LM_HEAD, EMBEDDING) == [None, None]
 
     @pytest.mark.parametrize("rule", ["+:.*mtp.*", "+:mtp.*", ".*mtp.*"])
     def test_rules_that_claim_the_head(self, rule):
         section = {"quant_method": "gptq", "bits": 4, "dynamic": {rule: {"bits": 8, "group_size": 64}}}
         found = claim(section, FC)
-        assert found is not None and found.kind == "gptq" and repr(rule) in found.rule
+        assert found is not None and found.format == "gptq" and repr(rule) in found.rule
         assert (found.hint["bits"], found.hint["group_size"]) == (8, 64)
 
     def test_the_first_rule_that_fits_decides(self):
         rules = {"-:.*q_proj": {}, "+:.*self_attn.*": {"bits": 8}}
         section = {"quant_method": "gptq", "bits": 4, "dynamic": rules}
-        assert kinds(section, Q_PROJ) == [None]
+        assert formats(section, Q_PROJ) == [None]
         found = claim(section, Q_PROJ.replace("q_proj", "k_proj"))
         assert found is not None and found.hint["bits"] == 8
 
     def test_rules_begin_at_the_beginning(self):
         section = {"quant_method": "gptq", "bits": 4, "dynamic": {"-:mtp": {}, "-:q_proj": {}}}
-        assert kinds(section, FC, Q_PROJ) == [None, "gptq"]
+        assert formats(section, FC, Q_PROJ) == [None, "gptq"]
 
     def test_a_rule_may_be_a_truth_value(self):
         section = {"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*mtp.*": True, "-:.*attn.*": None}}
-        assert kinds(section, FC, Q_PROJ) == [None, None]
+        assert formats(section, FC, Q_PROJ) == [None, None]
 
     def test_lm_head_by_its_own_key(self):
         section = {"quant_method": "gptq", "bits": 4}
-        assert kinds(section, LM_HEAD) == [None]
-        assert kinds(section | {"lm_head": True}, LM_HEAD, EMBEDDING) == ["gptq", None]
+        assert formats(section, LM_HEAD) == [None]
+        assert formats(section | {"lm_head": True}, LM_HEAD, EMBEDDING) == ["gptq", None]
         ruled = section | {"lm_head": True, "dynamic": {"+:.*lm_head$": {"bits": 8}}}
         found = claim(ruled, LM_HEAD)
         assert found is not None and found.hint["bits"] == 8
@@ -235,12 +235,12 @@ class TestAwq:
             "group_size": 128,
             "modules_to_not_convert": ["visual", "mtp", "linear_attn", "mlp.gate", "layers.3."],
         }
-        assert kinds(section, MTP_Q, FC, IN_PROJ_A, ROUTER, Q_PROJ) == [None] * 5
-        assert kinds(section, GATE_PROJ, SHARED, EXPERT) == ["awq", "awq", "awq"]
+        assert formats(section, MTP_Q, FC, IN_PROJ_A, ROUTER, Q_PROJ) == [None] * 5
+        assert formats(section, GATE_PROJ, SHARED, EXPERT) == ["awq", "awq", "awq"]
 
     def test_embedding_and_output_are_left_alone(self):
         section = {"quant_method": "awq", "modules_to_not_convert": None}
-        assert kinds(section, EMBEDDING, LM_HEAD, Q_PROJ) == [None, None, "awq"]
+        assert formats(section, EMBEDDING, LM_HEAD, Q_PROJ) == [None, None, "awq"]
 
 
 MLX_GATE = "language_model.model.layers.0.mlp.gate"
@@ -252,14 +252,14 @@ class TestMlx:
     def test_one_entry_for_all_and_one_of_its_own(self, key):
         config = QuantConfig({key: MLX}, {})
         own, other = config.claim(MLX_GATE), config.claim(MLX_GATE.replace("gate", "up_proj"))
-        assert own is not None and other is not None and own.kind == other.kind == "mlx"
+        assert own is not None and other is not None and own.format == other.format == "mlx"
         assert (own.hint["bits"], own.hint["group_size"]) == (8, 32)
         assert (other.hint["bits"], other.hint["group_size"]) == (4, 64)
 
     def test_false_leaves_a_module_alone(self):
         config = QuantConfig({"quantization": MLX | {"language_model.mtp.fc": False}}, {})
         found = config.claim("language_model.mtp.fc")
-        assert found is not None and found.kind is None
+        assert found is not None and found.format is None
 
 
 METHODS = ("fp8", "compressed-tensors", "modelopt", "gptq", "awq", "mlx", "unheard-of")
@@ -386,7 +386,7 @@ def test_real_patterns_are_not_taken_for_bombs():
     ):
         section["dynamic"] = {f"-:{pattern}": {}}
         modules = (FC, Q_PROJ, LM_HEAD, GATE_PROJ)
-        assert None in kinds(section, *modules), pattern
+        assert None in formats(section, *modules), pattern
 
 
 NAMES = st.sampled_from(

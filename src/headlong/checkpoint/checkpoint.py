@@ -29,7 +29,7 @@ QUANT_CONFIG = "hf_quant_config.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`folder` is what was opened: a folder, or the GGUF file itself."""
+    """An opened checkpoint. `folder` is what was opened: a folder, or the GGUF file itself."""
 
     folder: Path
     config: dict[str, Any]
@@ -38,13 +38,13 @@ class Checkpoint:
     sidecars: frozenset[Path] = frozenset()
     """The files that hold an MTP head beside the model's own."""
     gguf_layers: Mapping[Path, int] = field(default_factory=dict)
-    """The GGUF files among them: how many layers stand before the head."""
+    """For each GGUF file among the tensors' files, how many layers stand before the head."""
     mlx_files: frozenset[Path] = frozenset()
     """Safetensors files that say they were written by MLX, which stores some values in its own way."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Of the GGUF file: tokenizer, template, architecture; empty for safetensors."""
+    """The GGUF file's metadata (tokenizer, template, architecture); empty for safetensors."""
     quant_config: Mapping[str, Any] = field(default_factory=dict)
-    """What hf_quant_config.json says, where there is one."""
+    """The content of hf_quant_config.json; empty where there is none."""
     sidecar_fault: str | None = None
     """Why a head's own file could not be read; its tensors are left out."""
 
@@ -76,7 +76,7 @@ class Checkpoint:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of tensor data, the headers not counted."""
+        """How many bytes of tensor data there are, headers not counted."""
         return sum(info.nbytes for info in self.tensors.values())
 
     @property
@@ -148,7 +148,7 @@ def _add(tensors: dict[str, TensorInfo], info: TensorInfo) -> None:
 
 
 def _open_gguf(path: Path, opened: Path) -> Checkpoint:
-    """A GGUF file and, where it has no head of its own, the head that lies beside it."""
+    """Opens a GGUF file and, where it has no head of its own, the head that lies beside it."""
     main = open_gguf(path)
     try:
         config = config_from_gguf(main.metadata, main.tensors)

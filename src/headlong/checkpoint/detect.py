@@ -24,7 +24,8 @@ HEAD = "mtp."
 
 
 class Detector:
-    """`head_hint` overrides what the config says of the head's modules."""
+    """Decides the format of each matrix when it is asked for. `head_hint` overrides what the config says of the head's
+    modules."""
 
     def __init__(
         self, checkpoint: Checkpoint, names: NameMap, head_hint: Mapping[str, Any] | None = None
@@ -36,9 +37,9 @@ class Detector:
         self._sizes = checkpoint.config
         self._head_hint = dict(head_hint or {})
         self._formats: dict[tuple[str, Shape], Format] = {}
-        """Of the matrices that were asked about."""
+        """The formats of the matrices that were asked about."""
         self.disagreements: dict[str, str] = {}
-        """Module to sentence, for the modules asked about so far."""
+        """One sentence for each module, among those asked about so far, whose tensors contradict the config."""
 
     def format(self, name: str, shape: Shape) -> Format:
         """The format of the matrix `name`, [out, in] or, with experts in front, [count, out, in].
@@ -59,8 +60,8 @@ class Detector:
         except CheckpointError as error:
             listed = ", ".join(sorted({str(info.file.name) for info in infos.values()}))
             raise CheckpointError(f"{module} in {listed}: {error}") from error
-        if claim is not None and not _agrees(claim.kind, found):
-            says = "left in floats" if claim.kind is None else claim.kind
+        if claim is not None and not _agrees(claim.format, found):
+            says = "left in floats" if claim.format is None else claim.format
             self.disagreements[module] = (
                 f"the config says {says} ({claim.rule}), the tensors are {found.label}"
             )
@@ -79,7 +80,7 @@ class Detector:
 
 
 def _part(name: str, info: TensorInfo, shape: Shape) -> Part:
-    """A tensor as one matrix sees it: of experts in one tensor, the first."""
+    """A tensor's part in one matrix: where a tensor holds all experts, its slice for the first of them."""
     if len(shape) == 2:
         return Part(info.dtype, info.shape)
     if not info.shape or info.shape[0] != shape[0]:
@@ -90,7 +91,7 @@ def _part(name: str, info: TensorInfo, shape: Shape) -> Part:
 
 
 def _disk_module(infos: Mapping[str, TensorInfo]) -> str:
-    """What the file calls the module."""
+    """The name of the module in the file."""
     part, info = next(iter(infos.items()))
     return info.name.removesuffix(f".{part}")
 

@@ -31,7 +31,8 @@ MAX_RANK = 4
 MAX_NAME_BYTES = 65_535
 MANY_STRINGS = 64
 LOOK_BYTES = 64
-"""For each of many strings: where they are longer, they are read one by one."""
+"""How many bytes are looked at for each of many strings. Where strings are longer on average, they are read one by
+one."""
 
 _MAGIC = b"GGUF"
 _LFS_POINTER = b"version https://git-lfs"
@@ -51,7 +52,7 @@ _SCALARS = {
     12: np.dtype("<f8"),
 }
 _LEAST_BYTES = {_STRING: 8, _ARRAY: 12} | {kind: dtype.itemsize for kind, dtype in _SCALARS.items()}
-"""What one value of each type takes at least."""
+"""The fewest bytes that one value of each type takes."""
 _LEAST_KEY_BYTES = 8 + 4 + 1
 _LEAST_TENSOR_BYTES = 8 + 4 + 4 + 8
 _SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
@@ -74,8 +75,8 @@ _BLOCK_TYPES |= {14: "Q6_K", 20: "IQ4_NL", 23: "IQ4_XS"}
 
 
 @dataclass(frozen=True)
-class _Kind:
-    """A tensor type: so many elements in so many bytes."""
+class _TensorType:
+    """A tensor type of GGUF: `elements` of it take `nbytes` bytes."""
 
     name: str
     elements: int
@@ -83,17 +84,18 @@ class _Kind:
 
 
 @cache
-def _kind(type_id: int) -> _Kind | None:
-    """Types that cannot be unpacked are known by name and size as well; the `gguf` package has their list."""
+def _tensor_type(type_id: int) -> _TensorType | None:
+    """The tensor type with this number; None if there is none. Types that cannot be unpacked are known by name and size
+    as well, from the list of the `gguf` package."""
     if (name := _PLAIN_TYPES.get(type_id)) is not None:
-        return _Kind(name, 1, TORCH_DTYPES[name].itemsize)
+        return _TensorType(name, 1, TORCH_DTYPES[name].itemsize)
     if (name := _BLOCK_TYPES.get(type_id)) is not None:
-        return _Kind(name, *BLOCK_SIZES[name])
+        return _TensorType(name, *BLOCK_SIZES[name])
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
     try:
         kind = GGMLQuantizationType(type_id)
-        return _Kind(kind.name, *GGML_QUANT_SIZES[kind])
+        return _TensorType(kind.name, *GGML_QUANT_SIZES[kind])
     except (ValueError, KeyError):
         return None
 
@@ -108,11 +110,11 @@ class GgufFile:
 
 
 class _ReadMore(Exception):
-    """The header goes on behind the bytes that were read."""
+    """Raised where the header goes on behind the bytes that were read."""
 
 
 def read_gguf(path: str | Path) -> GgufFile:
-    """The header of one file, every claim checked."""
+    """Reads the header of one file and checks every claim of it."""
     path = Path(path)
     try:
         if not path.is_file():
@@ -202,7 +204,7 @@ class _Header:
             if key in metadata:
                 raise self.fault("occurs twice")
             metadata[key] = self._value(self._number(4), depth=0)
-        entries: dict[str, tuple[_Kind, tuple[int, ...], int]] = {}
+        entries: dict[str, tuple[_TensorType, tuple[int, ...], int]] = {}
         for i in range(num_tensors):
             self.where = f"tensor {i + 1} of {num_tensors}: "
             name = self._name()
@@ -213,7 +215,7 @@ class _Header:
         return GgufFile(self.path, metadata, self._table(entries, self._alignment(metadata)))
 
     def _preamble(self) -> tuple[int, int]:
-        """The counts of tensors and of metadata keys."""
+        """Reads the numbers of tensors and of metadata keys."""
         if self.data.startswith(_LFS_POINTER):
             raise self.fault("a Git LFS pointer, not the weights; run `git lfs pull` in its folder")
         if not self.data.startswith(_MAGIC):
@@ -261,12 +263,12 @@ class _Header:
         return name
 
     def _strings(self, count: int) -> list[str]:
-        """A vocabulary and its merges are half a million strings, most often short ones."""
+        """Reads `count` strings. A vocabulary and its merges are half a million strings, most of them short."""
         found = self._short_strings(count) if count >= MANY_STRINGS else None
         return self._decoded(self._pieces(count)) if found is None else found
 
     def _short_strings(self, count: int) -> list[str] | None:
-        """So many strings without a loop in Python; None if one is empty, of 256 bytes or more, or not to be decoded.
+        """Reads `count` strings without a loop in Python; None if one is empty, has 256 bytes or more, or is not UTF-8.
 
         The 8 bytes of each one's length are then a byte and seven zeros, and no others are zero. Where the zeros lie
         just where lengths say that the next ones are, this is what reading one by one would find.
@@ -311,7 +313,8 @@ class _Header:
         return pieces
 
     def _decoded(self, pieces: list[bytes]) -> list[str]:
-        """All of them in one go, unless one holds what is put between them or is to be blamed."""
+        """The strings of these bytes. They are decoded all at once; one by one where a string contains the separator,
+        or where the one that is not UTF-8 is to be named."""
         with suppress(UnicodeDecodeError):
             strings = b"\0".join(pieces).decode().split("\0")
             if len(strings) == len(pieces):
@@ -322,34 +325,34 @@ class _Header:
             number = next(n for n, piece in enumerate(pieces) if piece == error.object)
             raise self.fault(f"string {number} is not UTF-8 ({error.reason})") from None
 
-    def _value(self, kind: int, depth: int) -> Any:
-        if kind == _ARRAY:
+    def _value(self, value_type: int, depth: int) -> Any:
+        if value_type == _ARRAY:
             if depth == MAX_DEPTH:
                 raise self.fault(f"arrays are nested over {MAX_DEPTH} deep")
             return self._array(self._number(4), self._number(8), depth)
-        return self._array(kind, 1, depth)[0]
+        return self._array(value_type, 1, depth)[0]
 
-    def _array(self, kind: int, count: int, depth: int) -> list[Any]:
-        least = _LEAST_BYTES.get(kind)
+    def _array(self, value_type: int, count: int, depth: int) -> list[Any]:
+        least = _LEAST_BYTES.get(value_type)
         if least is None:
-            raise self.fault(f"unknown value type {kind}")
+            raise self.fault(f"unknown value type {value_type}")
         if count > (self.size - self.at) // least:
             raise self.fault(f"{count} values do not fit in the {self.size - self.at} bytes left of the file")
         if count > MAX_ARRAY:
             raise self.fault(f"an array of {count} values; over {MAX_ARRAY} is absurd")
-        if kind == _STRING:
+        if value_type == _STRING:
             return self._strings(count)
-        if kind == _ARRAY:
-            return [self._value(kind, depth + 1) for _ in range(count)]
+        if value_type == _ARRAY:
+            return [self._value(value_type, depth + 1) for _ in range(count)]
         at = self._take(count * least)
-        values = np.frombuffer(self.data, _SCALARS[kind], count, at)
-        if kind == _BOOL:
+        values = np.frombuffer(self.data, _SCALARS[value_type], count, at)
+        if value_type == _BOOL:
             if count and values.max() > 1:
                 raise self.fault(f"a truth value must be 0 or 1, found {values.max()}")
             return values.astype(bool).tolist()
         return values.tolist()
 
-    def _shape_and_type(self) -> tuple[_Kind, tuple[int, ...]]:
+    def _shape_and_type(self) -> tuple[_TensorType, tuple[int, ...]]:
         rank = self._number(4)
         if rank > MAX_RANK:
             raise self.fault(f"{rank} dimensions; at most {MAX_RANK} are allowed")
@@ -357,14 +360,14 @@ class _Header:
         if 0 in shape or prod(shape) > MAX_ELEMENTS:
             raise self.fault(f"shape {list(shape)} is absurd: a dimension is 0, or over 2**48 elements")
         type_id = self._number(4)
-        kind = _kind(type_id)
-        if kind is None:
+        tensor_type = _tensor_type(type_id)
+        if tensor_type is None:
             raise self.fault(f"unknown tensor type {type_id}; the file is damaged or of a newer kind")
-        if kind.elements > 1 and (not shape or shape[-1] % kind.elements):
+        if tensor_type.elements > 1 and (not shape or shape[-1] % tensor_type.elements):
             raise self.fault(
-                f"shape {list(shape)} cannot be {kind.name}, whose rows are multiples of {kind.elements}"
+                f"shape {list(shape)} cannot be {tensor_type.name}, whose rows are multiples of {tensor_type.elements}"
             )
-        return kind, shape
+        return tensor_type, shape
 
     def _alignment(self, metadata: dict[str, Any]) -> int:
         self.where = "metadata key 'general.alignment': "
@@ -374,18 +377,18 @@ class _Header:
         return alignment
 
     def _table(
-        self, entries: dict[str, tuple[_Kind, tuple[int, ...], int]], alignment: int
+        self, entries: dict[str, tuple[_TensorType, tuple[int, ...], int]], alignment: int
     ) -> dict[str, TensorInfo]:
         data_start = -(-self.at // alignment) * alignment
         table: dict[str, TensorInfo] = {}
-        for name, (kind, shape, offset) in entries.items():
+        for name, (tensor_type, shape, offset) in entries.items():
             self.where = f"tensor {_short(name)}: "
             if offset % alignment:
                 raise self.fault(
                     f"its offset {offset} is not a multiple of the file's alignment, {alignment}"
                 )
-            nbytes = prod(shape) // kind.elements * kind.nbytes
-            info = TensorInfo(name, kind.name, shape, self.path, data_start + offset, nbytes)
+            nbytes = prod(shape) // tensor_type.elements * tensor_type.nbytes
+            info = TensorInfo(name, tensor_type.name, shape, self.path, data_start + offset, nbytes)
             if info.start + info.nbytes > self.size:
                 raise self.fault(
                     f"its {info.nbytes} bytes end at {info.start + info.nbytes}, but the file has {self.size}; "

@@ -20,16 +20,16 @@ from headlong.errors import CheckpointError
 from headlong.progress import ProgressFn, silent
 
 WRITABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
-"""Types that floats can be packed into; bytes are taken for every type."""
+"""The types that floats can be packed into. Ready bytes are accepted for every type."""
 ALIGNMENT = 32
 TILE_ELEMENTS = 2**20
-"""Packed at once: numpy's intermediate results are several times this in float32."""
+"""How many elements are packed at once: numpy's intermediate results take several times this in float32."""
 _TORCH = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _LARGEST_F16 = 65504.0
 
 
 def block_elements(dtype: str) -> int:
-    """A row must be a multiple of this."""
+    """How many elements a block has; a row must be a multiple of it."""
     return GGML_QUANT_SIZES[GGMLQuantizationType[dtype]][0]
 
 
@@ -46,9 +46,9 @@ def write_gguf(
     progress: ProgressFn = silent,
     label: str = "write weights",
 ) -> None:
-    """Writes one file. `metadata` begins with general.architecture; whole numbers become uint32, or
-    wider where they must (in arrays int32),
-    floats float32, lists arrays. Empty lists are left out: an array has the type of its first element."""
+    """Writes one file. `metadata` begins with general.architecture. Integers become uint32, or wider where they must
+    (int32 in arrays), floats become float32, lists become arrays. Empty lists are left out, since an array has the type
+    of its first element."""
     writer = GGUFWriter(path, metadata["general.architecture"])
     for key, value in metadata.items():
         if key != "general.architecture" and value != []:
@@ -89,7 +89,7 @@ def _value_type(value: Any) -> GGUFValueType:
 
 
 def _packed(chunk: Chunk, entry: Entry) -> Iterator[bytes | memoryview]:
-    """The bytes of a piece: whole rows of floats to be packed, or bytes as they are."""
+    """The bytes of a piece, which is whole rows of floats to be packed, or bytes that are written as they are."""
     if not isinstance(chunk, Tensor):
         yield chunk
         return
@@ -103,7 +103,7 @@ def _packed(chunk: Chunk, entry: Entry) -> Iterator[bytes | memoryview]:
 
 
 def pack_rows(rows: Tensor, dtype: str, name: str) -> memoryview:
-    """Whole rows of floats in one of the `WRITABLE` types; `name` opens the error for values it cannot hold."""
+    """Packs whole rows of floats into one of the `WRITABLE` types. `name` opens the error for values it cannot hold."""
     if dtype in _TORCH:
         packed = rows.to(_TORCH[dtype])
         if dtype == "F16" and not packed.isfinite().all() and rows.isfinite().all():

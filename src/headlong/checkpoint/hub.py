@@ -27,7 +27,8 @@ ALLOW = [
     "chat_template*",
 ]
 IGNORE = ["*/*", "consolidated*"]
-"""Subfolders hold other formats; `consolidated` files repeat the weights under other names."""
+"""Files that are not fetched: subfolders hold other formats, `consolidated` files repeat the weights under other
+names."""
 
 
 def cached(repo: str, revision: str | None) -> Path | None:
@@ -112,7 +113,7 @@ def _reporter(label: str, size: int, progress: ProgressFn | None) -> type:
 
 
 def _explain(repo: str, revision: str | None, error: Exception) -> str:
-    """One sentence: what is wrong with fetching `repo`, and what to do."""
+    """The error for a failed download of `repo`: one sentence that says what is wrong and what to do."""
     from huggingface_hub import errors
 
     by_hand = f"run `hf download {repo}` on a connected machine, copy that folder here and pass its path"

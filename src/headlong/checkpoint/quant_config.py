@@ -14,14 +14,15 @@ _ALGORITHMS = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_NVFP4": "nvfp4", "W4A8_NVF
 MAX_PATTERN, MAX_NAME, MAX_REPETITIONS = 500, 300, 4
 _REPEATED_GROUP = re.compile(r"\)[*+{]|\\[1-9]|\(\?P=")
 _REPETITION = re.compile(r"[*+{]")
-"""Without repeated groups and with few repetitions, trying takes at most a small power of the name's length."""
+"""What makes a regular expression slow. Without repeated groups and with few repetitions, matching takes at most a
+small power of the name's length."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What the config says of one module. `kind` is None where it says that the module is left in floats."""
+    """What the config says of one module. `format` is None where it says that the module is left in floats."""
 
-    kind: str | None
+    format: str | None
     rule: str
     hint: Mapping[str, Any] = field(default_factory=dict)
 
@@ -42,7 +43,7 @@ class QuantConfig:
         self.method = method if isinstance(method, str) else None
 
     def claim(self, *names: str) -> Claim | None:
-        """What is said of a module that goes by these `names`; None where there is no config to ask."""
+        """What the config says of a module that goes by these `names`; None where there is no config."""
         if self.method is None:
             return None
         for pattern in self._excluded():
@@ -86,7 +87,7 @@ class QuantConfig:
                     "weight_block_size": weights.get("block_structure"),
                 }
                 claim = Claim(
-                    _kind(weights.get("type"), bits), f"{label} targets {target!r}", self._hint(known)
+                    _format(weights.get("type"), bits), f"{label} targets {target!r}", self._hint(known)
                 )
                 if target != "Linear":
                     return claim
@@ -135,13 +136,13 @@ def _is_outside_layers(names: tuple[str, ...]) -> bool:
 
 
 def _strings(value: Any) -> list[str]:
-    """The strings of a list, or of one that stands alone."""
+    """The strings of a list; a string that stands alone counts as a list of one."""
     listed = value if isinstance(value, list) else [value]
     return [entry for entry in listed if isinstance(entry, str)]
 
 
 def _objects(value: Any) -> Iterable[tuple[str, Mapping[str, Any]]]:
-    """The entries of a mapping that are mappings themselves, or stand for an empty one."""
+    """The entries of a mapping that are mappings themselves; null counts as an empty one."""
     if isinstance(value, Mapping):
         for key, entry in value.items():
             if isinstance(key, str):
@@ -149,7 +150,8 @@ def _objects(value: Any) -> Iterable[tuple[str, Mapping[str, Any]]]:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """A name or whole words of one between dots, a shell pattern, or a regular expression behind `re:`."""
+    """Whether `pattern` matches a module's name. It may be the name, whole words of it between dots, a shell pattern,
+    or a regular expression behind `re:`."""
     if pattern.startswith("re:"):
         return _searches(pattern[3:], name)
     if f".{pattern.strip('.')}." in f".{name}.":
@@ -158,7 +160,7 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 def _searches(pattern: str, name: str) -> bool:
-    """A regular expression at the name's beginning; those that could take for ever match nothing."""
+    """Matches a regular expression at the name's beginning. Expressions that could take for ever match nothing."""
     if len(pattern) > MAX_PATTERN or len(name) > MAX_NAME or _REPEATED_GROUP.search(pattern):
         return False
     if len(_REPETITION.findall(pattern)) > MAX_REPETITIONS:
@@ -169,7 +171,7 @@ def _searches(pattern: str, name: str) -> bool:
         return False
 
 
-def _kind(number: Any, bits: Any) -> str:
+def _format(number: Any, bits: Any) -> str:
     if number == "float":
         return "nvfp4" if bits == 4 else "fp8"
     return "int4" if bits == 4 else "int8"

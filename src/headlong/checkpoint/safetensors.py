@@ -24,7 +24,7 @@ def read_header(path: str | Path) -> dict[str, TensorInfo]:
 
 
 def read_file(path: str | Path) -> tuple[dict[str, TensorInfo], dict[str, Any]]:
-    """The tensors, and what the file says of itself."""
+    """The tensors of one safetensors file by name, and the file's own metadata."""
     path = Path(path)
     try:
         if not path.is_file():

@@ -1,4 +1,5 @@
-"""Which files of a folder hold the tensors: index, single file, loose files, a GGUF, and the MTP sidecar.
+"""Which files of a folder hold the tensors: an index's shards, a single file, loose files, a GGUF file, the MTP
+sidecar.
 
 Knows file names and the index; never opens a tensor file.
 """
@@ -21,7 +22,7 @@ _LATER_SPLIT = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 
 @dataclass(frozen=True)
 class Shards:
-    """The tensor files of `folder`, by name. `weight_map` is the index's, None where there is no index."""
+    """The tensor files of `folder`, by name. `weight_map` is that of the index; None where there is no index."""
 
     folder: Path
     files: tuple[str, ...]

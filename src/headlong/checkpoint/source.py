@@ -1,4 +1,4 @@
-"""From what a user calls a model to a folder or a GGUF file on this machine.
+"""Finds the folder or the GGUF file on this machine that a user's name for a model stands for.
 
 Decides between the embedded model, what is on this disk, a model inside a Python package and a Hugging Face repository,
 and lists what is already here. Knows which files make a folder whole; nothing of what is in them.

@@ -31,18 +31,18 @@ TORCH_DTYPES = {
     "BOOL": torch.bool,
 }
 FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
-"""Dtypes whose values are the weights themselves; in any other they are packed."""
+"""The dtypes whose values are the weights themselves; in any other the weights are packed."""
 STAGING_BYTES = 16 * 2**20
 OWN_PAGES = 2**16
-"""Bytes from which on a tensor has pages of its own."""
+"""A tensor of at least so many bytes gets pages of its own."""
 PRIVATE = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
-"""Pages that no child process shares, which the system hands out faster."""
+"""The flags for pages that no child process shares, which the system hands out faster."""
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """`dtype` is a safetensors name or a GGUF block type, `shape` the logical shape, slowest dimension first; `start`
-    counts bytes from the beginning of `file`."""
+    """Where one tensor lies on disk. `dtype` is a safetensors name or a GGUF block type; `shape` is the logical shape,
+    slowest dimension first; `start` counts bytes from the beginning of `file`."""
 
     name: str
     dtype: str
@@ -57,23 +57,24 @@ class TensorInfo:
 
     @property
     def stored_dtype(self) -> torch.dtype:
-        """Of the bytes: blocks are bytes."""
+        """The dtype in which the tensor's bytes are read: uint8 for packed blocks."""
         if self.dtype not in TORCH_DTYPES and self.dtype not in BLOCK_SIZES:
             raise CheckpointError(f"{self.file}: tensor {self.name!r}: type {self.dtype} is not supported")
         return TORCH_DTYPES.get(self.dtype, torch.uint8)
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Of the bytes: a row of blocks is a row of bytes."""
+        """The shape in which the tensor's bytes are read: a row of packed blocks is a row of bytes."""
         if self.dtype not in BLOCK_SIZES:
             return self.shape
         elements, nbytes = BLOCK_SIZES[self.dtype]
         return (*self.shape[:-1], self.shape[-1] // elements * nbytes)
 
 
-def room_for(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
-    """A new tensor. A large one on the CPU has pages of its own, which go back to the system with it: most weights are
-    laid out anew and let go, and in the heap they would leave holes that add up to the size of the model."""
+def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
+    """A new tensor with undefined values. A large one on the CPU has pages of its own, which go back to the system when
+    it is freed. Most weights are copied into another layout and freed; in the heap they would leave holes that add up
+    to the size of the model."""
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < OWN_PAGES or torch.device(device).type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
@@ -82,23 +83,23 @@ def room_for(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | 
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Of a large one on the CPU the system gives the pages, zeroed, when they are first used: what is never used takes
-    neither time nor memory."""
-    result = room_for(shape, dtype, device)
+    """A new tensor of zeros. The pages of a large one on the CPU come zeroed from the system when they are first used,
+    so what is never used takes neither time nor memory."""
+    result = allocate(shape, dtype, device)
     own_pages = result.device.type == "cpu" and result.nbytes >= OWN_PAGES
     return result if own_pages else result.zero_()
 
 
 def read_tensor(info: TensorInfo, device: torch.device | str = "cpu") -> torch.Tensor:
     """Reads exactly that tensor's bytes into a new tensor that owns its memory."""
-    result = room_for(info.stored_shape, info.stored_dtype, device)
+    result = allocate(info.stored_shape, info.stored_dtype, device)
     read_into(info, result)
     return result
 
 
 def map_tensor(info: TensorInfo) -> torch.Tensor:
-    """The tensor where it lies in its file: nothing is copied, and the pages go with it. For what is soon laid out
-    anew: whoever writes to the file while this is held changes it."""
+    """The tensor mapped to its file: nothing is copied, and the mapping goes when the tensor is freed. It is meant for
+    weights that are soon copied into another layout: whoever writes to the file meanwhile changes the tensor."""
     first = info.start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
     before = info.start - first
     try:

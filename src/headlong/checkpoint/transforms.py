@@ -13,22 +13,23 @@ Shape = tuple[int, ...]
 
 
 class Transform(ABC):
-    """Both directions keep the order of rows and columns. float64 stays; anything narrower may become float32."""
+    """A change of a tensor's values between disk and model. Both directions keep the order of rows and columns. float64
+    stays; anything narrower may become float32."""
 
     @abstractmethod
     def to_model(self, stored: Tensor) -> Tensor:
-        """The values of a safetensors checkpoint."""
+        """The values as in a usual safetensors checkpoint."""
 
     @abstractmethod
     def to_disk(self, weight: Tensor) -> Tensor:
         """The values the file stores."""
 
     def model_shape(self, stored: Shape) -> Shape:
-        """What a tensor stored as `stored` measures in the model."""
+        """The shape in the model of a tensor that is stored with the shape `stored`."""
         return stored
 
     def disk_shape(self, shape: Shape) -> Shape:
-        """What a tensor of the model's `shape` measures in the file."""
+        """The shape in the file of a tensor that has this `shape` in the model."""
         return shape
 
 
@@ -54,7 +55,7 @@ class _OneAdded(Transform):
 
 
 class _LogDecay(Transform):
-    """`A_log`, stored as the rate -exp(A_log)."""
+    """`A_log`, which is stored as the rate -exp(A_log)."""
 
     def to_model(self, stored: Tensor) -> Tensor:
         return (-stored.double()).log().to(_wide(stored).dtype)
@@ -64,7 +65,7 @@ class _LogDecay(Transform):
 
 
 class _Squeezed(Transform):
-    """One dimension of size 1 is not stored; a file that stores it all the same is read as well."""
+    """A tensor with a dimension of size 1 that is not stored. A file that stores it all the same is read as well."""
 
     def __init__(self, dim: int, rank: int) -> None:
         self.dim = dim
@@ -84,7 +85,7 @@ class _Squeezed(Transform):
 
 
 class _TapsInTheMiddle(Transform):
-    """A convolution as MLX keeps it: [C, K, 1] for [C, 1, K]."""
+    """A convolution's weights as MLX keeps them: [C, K, 1] for [C, 1, K]."""
 
     def to_model(self, stored: Tensor) -> Tensor:
         return stored.transpose(-1, -2).contiguous()

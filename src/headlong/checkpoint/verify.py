@@ -1,4 +1,4 @@
-"""The checkpoint against its model: every missing, unexpected, mis-shaped and unreadable tensor, in one error.
+"""Compares a checkpoint with its model: every missing, unexpected, mis-shaped and unreadable tensor, in one error.
 
 Compares headers only and reads no data. Knows nothing of models: what they need arrives as a table.
 """
@@ -20,7 +20,7 @@ def always(name: str) -> bool:  # noqa: ARG001 - the filter that lets every name
 
 @dataclass
 class _Report:
-    """Lines of the error to be, by kind."""
+    """The lines of the error to be raised, grouped by what is wrong."""
 
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
@@ -38,7 +38,7 @@ class _Report:
 
 
 class Verifier:
-    """`formats` is filled on the way: how each matrix is packed."""
+    """Compares tables of needed tensors with the disk. `formats` is filled on the way: how each matrix is packed."""
 
     def __init__(self, names: NameMap, detector: Detector) -> None:
         self.names = names

@@ -25,15 +25,15 @@ from headlong.progress import ProgressFn, silent
 SHARD_BYTES = 5_000_000_000
 CHUNK_BYTES = 16 * 2**20
 PARTIAL = ".partial"
-"""Ends every temporary name; nothing reads files that are called so."""
+"""The ending of every temporary name. Nothing reads files with this ending."""
 
 Chunk = Tensor | bytes | memoryview
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor to be written. `data` is called once, when its turn comes, and gives the tensor, or pieces of it one
-    after the other: of the stored dtype, of any float dtype to be converted, or bytes as they shall lie on disk."""
+    """A tensor to be written. `data` is called once, when its turn comes, and returns the tensor, or pieces of it one
+    after the other: in the stored dtype, in any float dtype, which is then converted, or as the bytes to be stored."""
 
     name: str
     dtype: str

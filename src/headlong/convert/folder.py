@@ -75,7 +75,7 @@ def exclude(config: dict[str, Any], beside: dict[str, Any], modules: list[str]) 
         if not place or quant.method is None:
             continue
         data: dict[str, Any] = quant.data  # type: ignore[assignment]
-        wrong = [module for module in modules if (claim := quant.claim(module)) and claim.kind is not None]
+        wrong = [module for module in modules if (claim := quant.claim(module)) and claim.format is not None]
         if not wrong:
             continue
         if quant.method == "gptq":

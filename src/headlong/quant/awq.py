@@ -1,4 +1,4 @@
-"""AWQ: four-bit integers, eight output features to a word in an order of their own; zero points alike.
+"""AWQ: four-bit integers, eight output features to a word in an order of their own. Zero points lie the same way.
 
 Knows nothing of GPTQ, whose parts have the same names and other shapes, nor of who multiplies.
 """
@@ -23,12 +23,14 @@ PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 @dataclass(frozen=True)
 class AwqFormat(Format):
+    """How one AWQ matrix is packed."""
+
     name = "awq"
     whole_numbers = True
     reads: ClassVar[frozenset[str]] = frozenset({"qweight", "qzeros", "scales"})
 
     group: int
-    """Columns that share a scale and a zero."""
+    """How many columns share a scale and a zero point."""
     channel: bool = False
     scale_bits: int = 16
 
@@ -81,6 +83,8 @@ class AwqFormat(Format):
 
 @dataclass(frozen=True, eq=False)
 class AwqWeight(GroupedInts):
+    """One AWQ matrix in memory."""
+
     qweight_DW: Tensor
     qzeros_GW: Tensor
     scales_GO: Tensor

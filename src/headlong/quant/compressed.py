@@ -37,21 +37,22 @@ from headlong.quant.parts import (
 
 @dataclass(frozen=True)
 class CompressedInts(Format):
-    """Integers as compressed-tensors writes them; `packed` tells words of several from one byte for each."""
+    """How one integer matrix of compressed-tensors is packed: several codes to a word if `packed`, else one byte
+    each."""
 
     name = "compressed-tensors"
     whole_numbers = True
     unused = ACTIVATION_PARTS
 
     width: int
-    """Bits of a code."""
+    """How many bits a code has."""
     group: int
-    """Columns that share a scale: all of them in a channel-wise weight."""
+    """How many columns share a scale: all of them in a channel-wise weight."""
     shared: str
-    """What has a scale of its own: group, channel or tensor."""
+    """What has a scale of its own: a group of columns, a channel (an output row) or the whole tensor."""
     packed: bool
     zero_point: str | None = None
-    """None if symmetric; else the dtype of the zero points: I32 words along the rows, or I8."""
+    """The dtype of the zero points, I32 (words along the rows) or I8; None if the codes are symmetric."""
     act_order: bool = False
     scale_bits: int = 16
 
@@ -164,10 +165,12 @@ class CompressedInts(Format):
 
 @dataclass(frozen=True, eq=False)
 class CompressedIntsWeight(GroupedInts):
+    """One integer matrix of compressed-tensors in memory."""
+
     codes_OB: Tensor
     """The codes' bytes."""
     scale_OG: Tensor
-    """One row if a single scale is for all."""
+    """The scales by row and group; a single row if one scale serves the whole matrix."""
     zero_point: Tensor | None
     width: int
     packed: bool

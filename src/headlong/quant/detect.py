@@ -19,7 +19,7 @@ from headlong.quant.parts import ACTIVATION_PARTS, listed
 from headlong.quant.plain import PlainFormat
 
 FAMILIES = (PlainFormat, Fp8Format, Nvfp4Format, CompressedInts, GptqFormat, AwqFormat, MlxFormat)
-"""Those that may be of several parts, in the order of asking."""
+"""The families whose matrices may consist of several parts, in the order in which they are asked."""
 
 PART_NAMES: frozenset[str] = frozenset(ACTIVATION_PARTS) | {
     "weight",
@@ -37,7 +37,7 @@ PART_NAMES: frozenset[str] = frozenset(ACTIVATION_PARTS) | {
     "g_idx",
     "biases",
 }
-"""Every suffix that some format knows."""
+"""Every suffix of a tensor's name that some format knows as a part."""
 
 
 def detect(parts: Mapping[str, Part], shape: Shape, hint: Mapping[str, Any]) -> Format:

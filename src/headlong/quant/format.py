@@ -25,27 +25,27 @@ class Part:
 
 
 class Grouping(NamedTuple):
-    """How a matrix is whole numbers: code · scale, plus an offset where there are any, by even groups of columns."""
+    """How a matrix is made of integers: code · scale, plus an offset where there are any, by even groups of columns."""
 
     group: int
     lowest: int
-    """Of all codes that may occur."""
+    """The smallest code that may occur; `highest` is the largest."""
     highest: int
     has_offsets: bool
     factors: Literal["float32", "float16", "parts"]
-    """What scales and offsets are; `parts`: int8, times a float16 that `span` groups share."""
+    """What scales and offsets are stored as. `parts` are int8, each times a float16 that `span` groups share."""
     span: int = 1
 
 
 class Grouped(NamedTuple):
-    """Some rows of such a matrix."""
+    """Some rows of a matrix that is made of integers by group: their codes, scales and offsets."""
 
     codes_RD: Tensor
-    """int8 or uint8."""
+    """The codes, int8 or uint8."""
     scales_RG: Tensor
     offsets_RG: Tensor | None
     scale_wholes_RW: Tensor | None = None
-    """What `parts` are multiplied with."""
+    """The float16 numbers that scales are multiplied with where they are stored as `parts`."""
     offset_wholes_RW: Tensor | None = None
 
 
@@ -59,26 +59,27 @@ class PackedWeight(ABC):
     @property
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that is held, for counting and for moving."""
+        """Every tensor that the weight holds, for counting bytes and for moving it to a device."""
 
     @abstractmethod
     def dequantize(self, first: int, last: int) -> Tensor:
         """The rows [first, last) as float32 [last - first, in_features], a new tensor on the weight's device."""
 
     def dequantize_rows(self, rows_N: Tensor) -> Tensor:
-        """Any rows as float32 [N, in_features]; formats whose rows lie apart do better."""
+        """The rows with these numbers as float32 [N, in_features]. Formats that can unpack single rows override
+        this."""
         return torch.cat([self.dequantize(row, row + 1) for row in rows_N.tolist()])
 
     def grouping(self) -> Grouping | None:
-        """None if it is not made of whole numbers by group."""
+        """How the weight is made of integers by group; None if it is not."""
         return None
 
     def grouped(self, first: int, last: int) -> Grouped:  # noqa: ARG002
-        """The rows [first, last) of one that has a grouping."""
+        """The codes, scales and offsets of the rows [first, last). Called only where there is a grouping."""
         raise AssertionError(f"{self.format.label} weights are not whole numbers by group")
 
     def permuted(self, order: Tensor) -> "PackedWeight":  # noqa: ARG002
-        """The same rows in another order. Asked only of what GGUF files hold."""
+        """The weight with its rows in another order. Called only on weights of GGUF files."""
         raise AssertionError(f"{self.format.label} weights are never reordered")
 
     @property
@@ -95,19 +96,19 @@ class Format(ABC):
 
     name: ClassVar[str]
     whole_numbers: ClassVar[bool] = False
-    """Whether weights have a grouping, unless their columns were reordered."""
+    """Whether weights of this family have a grouping, unless their columns were reordered."""
     unused: ClassVar[Mapping[str, str]] = {}
-    """Parts that may be there and are left alone, with the reason."""
+    """The parts that may be present and are not read, each with the reason."""
 
     @property
     @abstractmethod
     def label(self) -> str:
-        """For people, short: `fp8 128x128`, `int4 group 128`, `Q4_K`."""
+        """A short name for people: `fp8 128x128`, `int4 group 128`, `Q4_K`."""
 
     @property
     @abstractmethod
     def bits(self) -> float:
-        """Bits per weight, scales included."""
+        """How many bits a weight takes, scales included."""
 
     @classmethod
     @abstractmethod
@@ -127,4 +128,4 @@ class Format(ABC):
 
 
 Weight = Tensor | PackedWeight
-"""A matrix as layers and ops pass it on: plain, or packed."""
+"""A matrix as layers and ops pass it on: a plain tensor, or a packed weight."""

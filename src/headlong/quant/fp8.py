@@ -36,13 +36,15 @@ Block = tuple[int, int]
 
 @dataclass(frozen=True)
 class Fp8Format(Format):
+    """How one FP8 matrix is packed."""
+
     name = "fp8"
     reads: ClassVar[frozenset[str]] = frozenset({"weight", *SCALE_NAMES})
     unused = ACTIVATION_PARTS
 
     granularity: Literal["block", "channel", "tensor"]
     block: Block
-    """Rows and columns that share a scale; at the edges blocks may be cut off."""
+    """How many rows and columns share a scale. Blocks at the edges may be cut off."""
     dtype: str = "F8_E4M3"
     scale_name: str = "weight_scale"
     scale_bits: int = 32
@@ -137,23 +139,26 @@ def _power_of_two(size: int, blocks: int) -> int | None:
 
 
 def decode_fp8(tensor: Tensor) -> Tensor:
-    """Any eight-bit floats as a new float32 of the same shape."""
+    """A tensor of eight-bit floats as a new float32 tensor of the same shape."""
     codes = tensor.view(torch.uint8).reshape(-1).int()
     return _values(tensor.dtype, tensor.device).index_select(0, codes).view(tensor.shape)
 
 
 @cache
 def _values(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """What each byte means. Looking it up is several times faster than PyTorch's conversion on a CPU."""
+    """The value of each of the 256 bytes. Looking values up is several times faster than PyTorch's conversion on a
+    CPU."""
     return torch.arange(256, dtype=torch.uint8).view(dtype).float().to(device)
 
 
 @dataclass(frozen=True, eq=False)
 class Fp8Weight(RowWeight):
+    """One FP8 matrix in memory."""
+
     block: Block
     weight_OD: Tensor
     scale_RC: Tensor
-    """One number per block of rows and columns."""
+    """The scales, one for each block of rows and columns."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -29,7 +29,7 @@ BLOCK_SIZES: dict[str, tuple[int, int]] = {
     "IQ4_NL": (32, 18),
     "IQ4_XS": (256, 136),
 }
-"""Elements and bytes of one block."""
+"""How many elements and how many bytes one block of each type has."""
 
 _FLOAT16_AT: dict[str, tuple[int, ...]] = {
     "Q4_0": (0,),
@@ -45,9 +45,9 @@ _FLOAT16_AT: dict[str, tuple[int, ...]] = {
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
 }
-"""Where in a block its float16 fields lie, side by side; every other byte pattern is a valid number."""
-_ENDLESS = 0x7C00
-"""The exponent of a float16 that is infinite or no number."""
+"""The offsets in a block at which its float16 fields lie; every other byte pattern is a valid number."""
+_EXPONENT = 0x7C00
+"""The exponent bits of a float16 that is infinite or NaN."""
 
 
 GROUPINGS = {
@@ -64,11 +64,11 @@ GROUPINGS = {
     "IQ4_NL": Grouping(32, -127, 113, has_offsets=False, factors="float16"),
     "IQ4_XS": Grouping(32, -127, 113, has_offsets=False, factors="parts", span=8),
 }
-"""What the types are as whole numbers."""
+"""How each block type is made of integers."""
 
 
 class GgufWeight(PackedWeight):
-    """Rows of blocks, as in the file."""
+    """One matrix in memory: rows of blocks, as in the file."""
 
     def __init__(self, format: "GgufBlocks", data: Tensor, in_features: int):
         """`data` is uint8 [out_features, bytes per row], contiguous; it is kept, not copied."""
@@ -119,7 +119,7 @@ class GgufWeight(PackedWeight):
 
 @dataclass(frozen=True)
 class GgufBlocks(Format):
-    """One of `BLOCK_SIZES`."""
+    """The format of matrices that consist of one block type, a key of `BLOCK_SIZES`."""
 
     name: ClassVar[str] = "gguf"
     whole_numbers = True
@@ -168,9 +168,9 @@ class GgufBlocks(Format):
         # By their bits, brought together first: of the library's own test for float16 this takes a tenth.
         halves = data.view(torch.int16).view(-1, self.block_bytes // 2).T
         scales = halves[places[0] // 2 : places[-1] // 2 + 1].contiguous()
-        exponents = scales & _ENDLESS
-        if exponents.max() == _ENDLESS:
-            place = (exponents == _ENDLESS).nonzero()[0].tolist()
+        exponents = scales & _EXPONENT
+        if exponents.max() == _EXPONENT:
+            place = (exponents == _EXPONENT).nonzero()[0].tolist()
             row, block = divmod(place[1], num_blocks)
             value = scales.view(torch.float16)[*place].item()
             raise CheckpointError(

@@ -15,12 +15,13 @@ from torch import Tensor
 
 
 class Factor(NamedTuple):
-    """A number for each group of a block: `whole`, times a whole number of its own where there are `parts`."""
+    """A factor for each group of a block: the float `whole`, times an integer of the group's own where there are
+    `parts`."""
 
     whole_N: Tensor
-    """float32."""
+    """One float32 number for each block."""
     parts_NG: Tensor | None = None
-    """int8 or uint8 below 128."""
+    """One int8, or uint8 below 128, for each group of each block."""
 
     @property
     def value_NG(self) -> Tensor:
@@ -31,7 +32,7 @@ Unpacked = tuple[Tensor, Factor, Factor | None]
 
 _EACH_BYTE = 0x0101010101010101
 _DIAGONAL = 0x8040201008040201 - 2**64
-"""Bit i of byte i, as a signed number."""
+"""A word whose byte i has bit i set and no other, as a signed number."""
 _TWO_BITS = (0, 2, 4, 6)
 _IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
@@ -56,7 +57,8 @@ def _half(blocks: Tensor, at: int) -> Tensor:
 
 
 def _fields(blocks: Tensor, first: int, last: int, width: int, shifts: tuple[int, ...], mask: int) -> Tensor:
-    """Bit fields of the bytes [first, last): in runs of `width` bytes, a run's first fields before its second ones.
+    """The bit fields of the bytes [first, last). Bytes come in runs of `width`; all first fields of a run come before
+    its second ones.
 
     Returns uint8 [N, (last - first) / width, len(shifts), width]. Works on eight bytes at a time: what a shift
     drags in from the neighbouring byte is masked away.
@@ -84,7 +86,7 @@ def _fifth_bits(blocks: Tensor, first: int) -> Tensor:
 
 
 def _signed(codes: Tensor, zero: int) -> Tensor:
-    """Codes minus their zero point, as int8; in place."""
+    """The codes minus their zero point, as int8, computed in place."""
     return codes.view(torch.int8).sub_(zero)
 
 
@@ -111,14 +113,14 @@ def _q8_0(blocks: Tensor) -> Unpacked:
 
 
 def _q2_k(blocks: Tensor) -> Unpacked:
-    """Bytes: 16 scales and minima of 4 bits, 64 of codes, d, dmin."""
+    """The block's bytes are 16 of scales and minima (4 bits each), 64 of codes, d, dmin."""
     codes = _fields(blocks, 16, 80, 32, _TWO_BITS, 0x03).view(len(blocks), 16, 16)
     scales = blocks[:, :16]
     return codes, Factor(_half(blocks, 80), scales & 0x0F), Factor(-_half(blocks, 82), scales >> 4)
 
 
 def _q3_k(blocks: Tensor) -> Unpacked:
-    """Bytes: 32 of high bits, 64 of low codes, 12 of scales, d."""
+    """The block's bytes are 32 of high bits, 64 of low bits, 12 of scales, d."""
     codes = _fields(blocks, 32, 96, 32, _TWO_BITS, 0x03).view(len(blocks), 16, 16)
     high = _fields(blocks, 0, 32, 32, tuple(range(8)), 0x01).view(len(blocks), 16, 16)
     codes.bitwise_or_(high.bitwise_left_shift_(2))
@@ -130,19 +132,19 @@ def _q3_k(blocks: Tensor) -> Unpacked:
 
 
 def _q4_k(blocks: Tensor) -> Unpacked:
-    """Bytes: d, dmin, 12 of scales and minima, 128 of codes."""
+    """The block's bytes are d, dmin, 12 of scales and minima, 128 of codes."""
     return _nibbles(blocks, 16, 32, 8), *_scales_and_minima(blocks)
 
 
 def _q5_k(blocks: Tensor) -> Unpacked:
-    """Bytes: d, dmin, 12 of scales and minima, 32 of high bits, 128 of low codes."""
+    """The block's bytes are d, dmin, 12 of scales and minima, 32 of high bits, 128 of low bits."""
     high = _fields(blocks, 16, 48, 32, tuple(range(8)), 0x01).view(len(blocks), 8, 32)
     codes = _nibbles(blocks, 48, 32, 8).bitwise_or_(high.bitwise_left_shift_(4))
     return codes, *_scales_and_minima(blocks)
 
 
 def _scales_and_minima(blocks: Tensor) -> tuple[Factor, Factor]:
-    """8 scales and 8 minima of 6 bits in 12 bytes, of Q4_K and Q5_K.
+    """The 8 scales and 8 minima of 6 bits that Q4_K and Q5_K keep in 12 bytes.
 
     The first four of each take the low six bits of a byte; the last four take a half of the third four bytes and
     the two bits left over above.
@@ -154,7 +156,7 @@ def _scales_and_minima(blocks: Tensor) -> tuple[Factor, Factor]:
 
 
 def _q6_k(blocks: Tensor) -> Unpacked:
-    """Bytes: 128 of low codes, 64 of high ones, 16 scales of 8 bits, d."""
+    """The block's bytes are 128 of low bits, 64 of high bits, 16 of scales (8 bits each), d."""
     codes = _fields(blocks, 0, 128, 64, (0, 4), 0x0F).view(len(blocks), 16, 16)
     high = _fields(blocks, 128, 192, 32, _TWO_BITS, 0x03).view(len(blocks), 16, 16)
     codes.bitwise_or_(high.bitwise_left_shift_(4))
@@ -176,7 +178,7 @@ def _iq4_nl(blocks: Tensor) -> Unpacked:
 
 
 def _iq4_xs(blocks: Tensor) -> Unpacked:
-    """Bytes: d, 2 of the scales' high bits, 4 of their low ones, 128 of codes."""
+    """The block's bytes are d, 2 of the scales' high bits, 4 of their low bits, 128 of codes."""
     low, top = blocks[:, 4:8], blocks[:, 2:4]
     scales = torch.stack((low & 0x0F, low >> 4), -1).view(-1, 8)
     scales |= (torch.stack([top >> shift for shift in _TWO_BITS], -1).view(-1, 8) & 0x03) << 4

@@ -30,14 +30,16 @@ WIDTHS = (2, 4, 8)
 
 @dataclass(frozen=True)
 class GptqFormat(Format):
+    """How one GPTQ matrix is packed."""
+
     name = "gptq"
     whole_numbers = True
     reads: ClassVar[frozenset[str]] = frozenset({"qweight", "qzeros", "scales", "g_idx"})
 
     width: int
-    """Bits of a code."""
+    """How many bits a code has."""
     group: int
-    """Columns that share a scale and a zero; the last group may be short."""
+    """How many columns share a scale and a zero point; the last group may be short."""
     channel: bool = False
     zero_offset: int = 1
     """What is added to a stored zero point: 1 in the first version, 0 in the second."""
@@ -103,7 +105,7 @@ class GptqFormat(Format):
 
 
 def _group(in_features: int, groups: int, hinted: Any) -> int:
-    """Columns per group, the last of which may be short."""
+    """How many columns a group has; the last group may be short."""
     powers = [1 << power for power in range(in_features.bit_length() + 1)]
     likely = [hinted] if isinstance(hinted, int) and hinted > 0 else []
     if groups and in_features % groups == 0:
@@ -116,6 +118,8 @@ def _group(in_features: int, groups: int, hinted: Any) -> int:
 
 @dataclass(frozen=True, eq=False)
 class GptqWeight(GroupedInts):
+    """One GPTQ matrix in memory."""
+
     width: int
     zero_offset: int
     qweight_WO: Tensor

@@ -18,18 +18,18 @@ from headlong.quant.parts import Rows, RowWeight, by_group, check_in_range
 
 WORD_BITS = 32
 ROWS_AT_A_TIME = 128
-"""Of a matrix that is taken apart, so that little of it is held as floats."""
+"""How many rows are unpacked at once while codes are extracted, so that little of a matrix is held as floats."""
 
 
 def lookup_nibbles(packed_RB: Tensor, meaning: tuple[float, ...]) -> Tensor:
-    """What both halves of each byte mean, the low one first, as float32 [R, 2B]."""
+    """The values of both halves of each byte, the low one first, as float32 [R, 2B]."""
     pairs = _pairs(meaning, packed_RB.device).index_select(0, packed_RB.reshape(-1).int())
     return pairs.view(torch.float32).view(packed_RB.shape[0], -1)
 
 
 @cache
 def _pairs(meaning: tuple[float, ...], device: torch.device) -> Tensor:
-    """For each byte two floats side by side in one int64, which is looked up faster than two floats."""
+    """A table with the two floats of each byte in one int64, since one look-up is faster than two."""
     values, codes = torch.tensor(meaning), torch.arange(256)
     return torch.stack((values[codes & 15], values[codes >> 4]), dim=1).view(torch.int64).view(256).to(device)
 
@@ -47,7 +47,8 @@ def unpack_fields(packed_RB: Tensor, bits: int, count: int, lowest: int = 0) -> 
 
 
 def _shifted_fields(packed_RB: Tensor, bits: int) -> Tensor:
-    """So many bytes at a time that fields begin anew: 8 fields of 3 bits in 3 bytes, 4 of 6 in 3, 4 of 2 in 1."""
+    """The fields of each row as float32, for widths that do not fill bytes evenly. Bytes are taken in chunks at whose
+    ends a field ends too: 8 fields of 3 bits in 3 bytes, 4 of 6 bits in 3, 4 of 2 bits in 1."""
     period = 8 // gcd(8, bits)
     chunks_RCB = packed_RB.unflatten(1, (-1, bits * period // 8))
     values_RCP = packed_RB.new_empty((*chunks_RCB.shape[:2], period), dtype=torch.float32)
@@ -74,30 +75,31 @@ def pick_fields(words_GW: Tensor, index_N: Tensor, bits: int, places: tuple[int,
 
 
 def word_bits(words: int, count: int, allowed: tuple[int, ...], hinted: Any) -> int | None:
-    """The width of fields of which `count` fill so many words; where several do, what the config says."""
+    """The width of fields of which `count` fill so many words; where several widths do, the one that the config
+    names."""
     fitting = [bits for bits in allowed if ceil(count * bits / WORD_BITS) == words]
     return hinted if hinted in fitting else fitting[0] if fitting else None
 
 
 @dataclass(frozen=True, eq=False)
 class GroupedInts(RowWeight):
-    """(code - zero) * scale, where groups of columns share a zero and a scale."""
+    """A matrix of (code - zero) * scale, where groups of columns share a zero point and a scale."""
 
     group: int
     g_idx: Tensor | None
-    """Each column's group, where groups are not runs of columns."""
+    """The group of each column; None where groups are runs of columns."""
 
     @abstractmethod
     def codes(self, rows: Rows) -> Tensor:
-        """A new float32 [R, in_features]."""
+        """The codes of these rows as a new float32 tensor [R, in_features]."""
 
     @abstractmethod
     def zeros(self, rows: Rows) -> Tensor | None:
-        """float32 [R, groups]; None if all are 0. One row stands for all."""
+        """The zero points of these rows, float32 [R, groups], or one row for all; None if all are 0."""
 
     @abstractmethod
     def scales(self, rows: Rows) -> Tensor:
-        """float32 [R, groups]. One row stands for all."""
+        """The scales of these rows, float32 [R, groups], or one row for all."""
 
     def unpack(self, rows: Rows) -> Tensor:
         values_RD, zeros_RG, scales_RG = self.codes(rows), self.zeros(rows), self.scales(rows)
@@ -140,7 +142,8 @@ class GroupedInts(RowWeight):
 
 
 def column_groups(name: str, parts: Mapping[str, Tensor], groups: int, group: int) -> Tensor | None:
-    """Each column's group; None where groups are runs of columns, which is what most files say at length."""
+    """The group of each column; None where the file's list only says that groups are runs of columns, as most lists
+    do."""
     g_idx = parts[name]
     # All -1 is how some writers say that the order was never changed.
     if bool((g_idx == -1).all()):
@@ -151,6 +154,6 @@ def column_groups(name: str, parts: Mapping[str, Tensor], groups: int, group: in
 
 
 def ints_label(bits: int, group: int | None, *more: str) -> str:
-    """`group` is None for a scale per row, 0 for a single one."""
+    """A format's label. `group` is None for a scale per row and 0 for a single scale."""
     shared = "channel" if group is None else f"group {group}" if group else "tensor"
     return " ".join((f"int{bits}", shared, *more))

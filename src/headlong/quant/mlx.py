@@ -21,14 +21,16 @@ WIDTHS = (2, 3, 4, 5, 6, 8)
 
 @dataclass(frozen=True)
 class MlxFormat(Format):
+    """How one matrix of an MLX checkpoint is packed."""
+
     name = "mlx"
     whole_numbers = True
     reads: ClassVar[frozenset[str]] = frozenset({"weight", "scales", "biases"})
 
     width: int
-    """Bits of a code."""
+    """How many bits a code has."""
     group: int
-    """Columns that share a scale and a bias."""
+    """How many columns share a scale and a bias."""
     scale_bits: int = 16
 
     @property
@@ -74,6 +76,8 @@ class MlxFormat(Format):
 
 @dataclass(frozen=True, eq=False)
 class MlxWeight(RowWeight):
+    """One matrix of an MLX checkpoint in memory."""
+
     width: int
     group: int
     codes_OB: Tensor

@@ -35,11 +35,13 @@ E2M1 = (*_MAGNITUDES, *(-magnitude for magnitude in _MAGNITUDES))
 
 @dataclass(frozen=True)
 class Nvfp4Format(Format):
+    """How one NVFP4 matrix is packed."""
+
     name = "nvfp4"
     unused = ACTIVATION_PARTS
 
     divides: bool
-    """compressed-tensors: divide by the global scale. modelopt: multiply with it."""
+    """True where the global scale divides (compressed-tensors), False where it multiplies (modelopt)."""
     group: int = GROUP
 
     @property
@@ -114,10 +116,12 @@ class Nvfp4Format(Format):
 
 @dataclass(frozen=True, eq=False)
 class Nvfp4Weight(RowWeight):
+    """One NVFP4 matrix in memory."""
+
     group: int
     divides: bool
     codes_OB: Tensor
-    """Two codes a byte."""
+    """The codes, two to a byte."""
     scale_OG: Tensor
     global_scale: Tensor
 

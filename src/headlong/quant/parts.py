@@ -1,4 +1,4 @@
-"""What every family needs of stored parts: checks of headers and values, rows, factors by group.
+"""What every family of formats does with stored parts: checks of headers and values, rows, factors by group.
 
 Knows dtypes, shapes and values; nothing of how codes are packed.
 """
@@ -25,11 +25,11 @@ ACTIVATION_PARTS = {
 }
 
 Rows = slice | Tensor
-"""Rows of a matrix: [start, stop) or their numbers."""
+"""Some rows of a matrix, as a slice or as a tensor of row numbers."""
 
 
 def listed(parts: Mapping[str, Part]) -> str:
-    """Every part with its dtype and shape, for messages."""
+    """A text that lists every part with its dtype and shape, for messages."""
     return ", ".join(f"{name} {part.dtype} {list(part.shape)}" for name, part in sorted(parts.items()))
 
 
@@ -47,14 +47,14 @@ def expect(parts: Mapping[str, Part], name: str, dtypes: Collection[str], *shape
 
 
 def even_group(name: str, columns: int, groups: int) -> int:
-    """The columns per group where they divide evenly."""
+    """How many columns each of `groups` equal groups has; an error where they do not divide the columns evenly."""
     if groups < 1 or columns % groups:
         raise CheckpointError(f"{name} has {groups} groups, which do not divide {columns} input features")
     return columns // groups
 
 
 def check_finite(name: str, tensor: Tensor) -> Tensor:
-    """The same tensor, whose values must be neither infinite nor NaN."""
+    """Returns `tensor` after checking that no value is infinite or NaN."""
     if tensor.element_size() == 1:
         codes = torch.arange(256, dtype=torch.uint8)
         wrong = codes[~codes.view(tensor.dtype).float().isfinite()].tolist()
@@ -68,7 +68,7 @@ def check_finite(name: str, tensor: Tensor) -> Tensor:
 
 
 def check_in_range(name: str, tensor: Tensor, first: int, last: int) -> Tensor:
-    """The same tensor, whose values must lie in [first, last]."""
+    """Returns `tensor` after checking that its values lie in [first, last]."""
     if tensor.numel():
         low, high = (int(bound) for bound in tensor.aminmax())
         if low < first or high > last:
@@ -99,7 +99,7 @@ class RowWeight(PackedWeight):
 
     @abstractmethod
     def unpack(self, rows: Rows) -> Tensor:
-        """The rows as a new float32 [R, in_features]."""
+        """The rows as a new float32 tensor [R, in_features]."""
 
     def dequantize(self, first: int, last: int) -> Tensor:
         return self.unpack(slice(first, last))

@@ -46,6 +46,8 @@ class PlainFormat(Format):
 
 @dataclass(frozen=True, eq=False)
 class PlainWeight(RowWeight):
+    """One float matrix in memory, in the dtype it is stored in."""
+
     weight_OD: Tensor
 
     @property

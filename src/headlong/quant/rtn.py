@@ -23,7 +23,7 @@ Parts = dict[str, Tensor]
 FP8_MAX = 448.0
 GROUPS = (128, 64, 32, 16)
 ROWS_AT_A_TIME = 4096
-"""A multiple of a block's rows; keeps what is in float32 small beside the weight."""
+"""How many rows are in float32 at once: a multiple of a block's rows, and few beside the whole weight."""
 
 
 def quantize(weight_OD: Tensor, kind: Kind, group_size: int = 128) -> tuple[Format, Parts]:
@@ -69,7 +69,7 @@ def _by_rows(weight_OD: Tensor, rounded: Callable[[Tensor], Parts]) -> Parts:
 
 
 def _scale(largest: Tensor, steps: float, dtype: torch.dtype) -> Tensor:
-    """What one step is worth, as it will be stored; 1 where all weights are 0, or too small to say."""
+    """The scale as it will be stored; 1 where all weights are 0 or too small for its dtype."""
     scale = (largest / steps).to(dtype)
     return torch.where(scale == 0, torch.ones_like(scale), scale)
 

@@ -1,4 +1,4 @@
-"""How much one rendering of a template may cost, and what each of its operations will cost, told beforehand.
+"""How much one rendering of a template may cost, and what each of its operations will cost before it is run.
 
 A template is a program from a stranger. A few characters of it can ask for gigabytes (`"x"|center(10**9)`)
 or for hours (comparing lists that share their parts), inside a single call that nothing can interrupt. So
@@ -18,25 +18,25 @@ from typing import Any
 from headlong.errors import RequestError
 
 MAX_VALUE_CHARS = 8 << 20
-"""Of one value, written out."""
+"""The most characters that one value may have when it is written out."""
 MAX_ITEMS = 250_000
-"""Of one list, and of a value with everything in it."""
+"""The most items of one list, and of a value counted with everything inside it."""
 MAX_MADE_BYTES = 96 << 20
-"""Of all values that one rendering makes, garbage included."""
+"""The most bytes of all values that one rendering makes, those that it has thrown away included."""
 MAX_NUMBER_BITS = 4096
 MAX_WIDTH = 9999
-"""In a format; a number of five digits is refused wherever it stands in one."""
+"""The largest width in a format string. A number of five digits is refused wherever it stands in one."""
 SLOW_CHARS = 16 << 10
-"""For filters that take long for each character, or longer the more there are."""
+"""The most characters for filters that are slow per character, or slower than linear."""
 _MAX_SEARCH = 50_000_000  # character comparisons in a search whose time is a product of two lengths
 _CONTAINERS = (list, tuple, Mapping, set, frozenset, KeysView, ValuesView, ItemsView)
 
 
 class Budget:
-    """What one rendering has used. Every intercepted operation is a step."""
+    """What one rendering has used so far. Every intercepted operation counts as one step."""
 
     def __init__(self, max_steps: int, max_seconds: float):
-        """`max_seconds` are of this thread's processor time."""
+        """`max_seconds` is processor time of the current thread."""
         self._max_steps = max_steps
         self._max_seconds = max_seconds
         self._steps = 0
@@ -77,11 +77,12 @@ class Budget:
 
 
 BUDGET: ContextVar[Budget] = ContextVar("budget")
-"""Of the rendering that is going on in this thread. Some of Jinja's hooks are given nothing to find it by."""
+"""The budget of the rendering that this thread is running. Some of Jinja's hooks get no argument to find it by."""
 
 
 def written_len(value: Any) -> int:
-    """About how long `str(value)` is. Parts that occur twice count twice, as in all that walks a value."""
+    """About how long `str(value)` is. Parts that occur twice count twice, as whatever walks the value visits them
+    twice."""
     if isinstance(value, str | bytes):
         return len(value)
     length = num_items = 0
@@ -113,7 +114,7 @@ def check_walk(*values: Any) -> None:
 
 
 def listed(values: Iterable[Any]) -> list[Any]:
-    """All values, if they are not too many."""
+    """The values as a list; refuses more than `MAX_ITEMS`."""
     found = list(islice(values, MAX_ITEMS + 1))
     _check_items(len(found))
     return found
@@ -287,10 +288,10 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "format": _formatted,
     "trim": _trimmed,
 }
-"""Filters that are not here cost no more than their input."""
+"""The check of each filter that may cost more than its input; every other filter needs none."""
 
 DROPPED_FILTERS = ("pprint", "striptags", "urlize", "xmlattr")
-"""They make HTML or reports, which no prompt is; what they cost is hard to tell."""
+"""Filters that are not offered: they make HTML or reports, which no prompt needs, and their cost is hard to bound."""
 
 
 def _check_strip(chars: Any) -> None:
@@ -314,7 +315,7 @@ def check_method(owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _limit_split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """One part more than a list may have, so that too many are noticed and not made."""
+    """Limits a split to one part more than a list may have, so that too many parts are noticed without being made."""
     wanted = args[1] if len(args) > 1 else kwargs.pop("maxsplit", -1)
     if not isinstance(wanted, int) or not 0 <= wanted <= MAX_ITEMS:
         wanted = MAX_ITEMS

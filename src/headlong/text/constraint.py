@@ -1,7 +1,8 @@
 """Follows one row's output through a grammar: which tokens may stand next, after each of a step's drafts.
 
-Up to a marker, such as the end of reasoning, everything is free; then comes a little white space, then the grammar's
-own text, then the end. Knows tokens and their bytes, and the grammar library's matcher; no model and no sampling.
+Up to a marker, such as the end of reasoning, every token is allowed; then comes a little white space, then text that
+the grammar describes, then the end of the sequence. Knows tokens, their bytes and the grammar library's matcher; knows
+no model and no sampling.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,12 +18,13 @@ from headlong.text.vocabulary import Marker, Vocabulary, says_more
 
 Answer = TypeVar("Answer")
 MAX_GAP_TOKENS = 4
-"""White-space tokens between the marker and the text: models write a blank line there, and must not write for ever."""
+"""The most white-space tokens between the marker and the grammar's text. Models write a blank line there, and without
+a limit might write white space for ever."""
 
 
-class Prepared:
-    """A grammar ready to be followed, any number of times. The library's copies of a matcher share one lexer, which
-    makes them fast; but a lexer that met a limit is of no use to any of them."""
+class CompiledGrammar:
+    """A compiled grammar, from which any number of matchers can be made. The library's copies of a matcher share one
+    lexer, which makes copies cheap; a lexer that ran into a limit is useless to all of them."""
 
     def __init__(self, prototype: LLMatcher, rebuild: Callable[[], LLMatcher]) -> None:
         self._prototype = prototype
@@ -30,29 +32,30 @@ class Prepared:
         self._lock = Lock()
 
     def matcher(self) -> LLMatcher:
-        """A matcher at the beginning."""
+        """A new matcher at the beginning of the grammar."""
         with self._lock:
             return self._prototype.deep_copy()
 
     def renew(self) -> None:
-        """A new lexer for all that follows."""
+        """Replaces the shared lexer: matchers that are made from now on have a new one."""
         try:
             fresh = self._rebuild()
         except (RequestError, TimeoutError) as error:  # it was built before; now the machine is too busy
-            raise Broken(f"it cannot be compiled again ({error!r})") from error
+            raise MatcherFailed(f"it cannot be compiled again ({error!r})") from error
         with self._lock:
             self._prototype = fresh
 
 
-class Broken(Exception):
-    """The matcher cannot go on: a limit of the library, or no token of the vocabulary fits."""
+class MatcherFailed(Exception):
+    """The matcher cannot go on: it ran into a limit of the library, or no token of the vocabulary fits."""
 
 
-class Follower:
-    """A matcher and the tokens it has read. An error ends the library's matcher for ever; this one starts anew."""
+class Matcher:
+    """A matcher of the library and the tokens it has read. An error ends the library's matcher for good; this one then
+    builds another and reads its tokens again."""
 
-    def __init__(self, prepared: Prepared) -> None:
-        self._prepared = prepared
+    def __init__(self, grammar: CompiledGrammar) -> None:
+        self._grammar = grammar
         self._read: list[int] = []
         self._restart()
 
@@ -85,68 +88,69 @@ class Follower:
             self._restart()
 
     def _ask(self, question: Callable[[LLMatcher], Answer | None]) -> Answer:
-        """None, or an error, is no answer; a new lexer is asked before the matcher is given up."""
+        """The matcher's answer to `question`. Where it gives None or an error, a matcher with a new lexer is asked once
+        more before `MatcherFailed` is raised."""
         why = ""
         for _ in range(2):
             answer = question(self._matcher)
             if answer is not None and not self._matcher.is_error():
                 return answer
             why = self._matcher.get_error()
-            self._prepared.renew()
+            self._grammar.renew()
             self._restart()
-        raise Broken(explain(why))
+        raise MatcherFailed(explain(why))
 
     def _restart(self) -> None:
-        self._matcher = self._prepared.matcher()
+        self._matcher = self._grammar.matcher()
         self._matcher.consume_tokens(self._read)
 
 
 def explain(error: str) -> str:
-    """The library's message in one line, without what it says of its own insides."""
+    """The library's message in one line, without its stack and internal state."""
     if not error or error.startswith("NoExtensionBias"):
         return "no token can come next"
     return " ".join(error.replace("<non-verbose/>", "").split())[:600]
 
 
 @dataclass(slots=True)
-class _Place:
-    """A point of the output: where it stands, and what may come next once that was asked."""
+class _Position:
+    """A position of the output: which part of it this is, and the mask of the next tokens once that was computed."""
 
     part: Literal["free", "gap", "text", "ended"]
     count: int
-    """In `free`, how much of the marker is there; in `gap`, how many white-space tokens are left."""
+    """In `free`, how many bytes of the marker the output ends with; in `gap`, how many white-space tokens are left."""
     num_read: int
-    """Tokens the matcher has read on the way here."""
+    """How many tokens the matcher has read up to this position."""
     asked: bool = False
     mask: bytes | None = None
-    broken: str | None = None
+    failure: str | None = None
 
 
 class GrammarConstraint:
-    """One row's way through a grammar. Drafts are read on trial: what was computed for a draft is kept and used
-    again when the same draft is verified and settled."""
+    """One row's output followed through a grammar. Drafts are read on trial: what was computed for a draft is kept and
+    used again when the same draft is verified and accepted."""
 
-    def __init__(self, prepared: Prepared, vocabulary: Vocabulary, marker: Marker | None) -> None:
+    def __init__(self, grammar: CompiledGrammar, vocabulary: Vocabulary, marker: Marker | None) -> None:
         self.failure: str | None = None
         self._vocabulary = vocabulary
         self._marker = marker
-        self._follower = Follower(prepared)
+        self._matcher = Matcher(grammar)
         self._drafts: list[int] = []
-        """Read on trial after what is settled."""
-        self._places = [_Place("text" if marker is None else "free", 0, 0)]
-        """The settled output's end, and the place after each of the drafts."""
+        """The drafts that were read on trial after the accepted output."""
+        self._positions = [_Position("text" if marker is None else "free", 0, 0)]
+        """The position at the end of the accepted output, and the one after each of the drafts."""
 
     def advance(self, tokens: Sequence[int]) -> int:
         if self.failure is not None:
             return 0
         self._retreat(tokens)
         for number, token in enumerate(tokens):
-            self.failure = self._places[number].broken
+            self.failure = self._positions[number].failure
             if self.failure is None and number == len(self._drafts):
                 self.failure = self._refusal(token)
             if self.failure is not None:
                 return number
-        self._places, self._drafts = self._places[-1:], []
+        self._positions, self._drafts = self._positions[-1:], []
         return len(tokens)
 
     def masks(self, drafts: Sequence[int], first: int, count: int) -> list[bytes | None]:
@@ -159,12 +163,12 @@ class GrammarConstraint:
                 break
             if number >= first:
                 masks[number - first] = self._mask(number)
-            if self._places[number].broken is not None:
+            if self._positions[number].failure is not None:
                 break
         return masks
 
     def _retreat(self, tokens: Sequence[int]) -> None:
-        """Forgets the drafts from the first on that is not in `tokens`."""
+        """Forgets the drafts from the first one on that differs from `tokens`."""
         same = 0
         for draft, token in zip(self._drafts, tokens, strict=False):
             if draft != token:
@@ -174,72 +178,77 @@ class GrammarConstraint:
 
     def _cut(self, count: int) -> None:
         del self._drafts[count:]
-        del self._places[count + 1 :]
-        self._follower.back_to(self._places[-1].num_read)
+        del self._positions[count + 1 :]
+        self._matcher.back_to(self._positions[-1].num_read)
 
     def _refusal(self, token: int) -> str | None:
-        """Reads a token that was emitted; the reason if it cannot be, and then it must not have been."""
+        """Reads a token that was emitted. Returns None, or the reason why the grammar does not allow it."""
         try:
             allowed = self._step(token)
-        except Broken as error:
+        except MatcherFailed as error:
             return f"the grammar cannot be followed further: {error}"
         return None if allowed else "the grammar refuses a token that it allowed before"
 
     def _try(self, draft: int) -> bool:
-        """Reads a draft; False if the row will not get past it."""
+        """Reads a draft; False if the grammar does not allow it, so that it will be rejected."""
         try:
             return self._step(draft)
-        except Broken:
+        except MatcherFailed:
             return False  # should the target choose it all the same, the row ends there
 
     def _step(self, token: int) -> bool:
-        place = self._places[-1]
-        follows = self._after(place, token)
+        position = self._positions[-1]
+        follows = self._after(position, token)
         if follows is None:
             return False
-        self._places.append(follows)
+        self._positions.append(follows)
         self._drafts.append(token)
         return True
 
-    def _after(self, place: _Place, token: int) -> _Place | None:
+    def _after(self, position: _Position, token: int) -> _Position | None:
         """Where `token` leads; None if it is not allowed."""
         ends = token in self._vocabulary.eos_ids
-        if place.part == "ended" or (place.part == "free" and ends):
-            return _Place("ended", 0, place.num_read)
-        if place.part == "free":
+        if position.part == "ended" or (position.part == "free" and ends):
+            return _Position("ended", 0, position.num_read)
+        if position.part == "free":
             assert self._marker is not None
-            matched, rest = self._marker.read(place.count, token)
+            matched, rest = self._marker.read(position.count, token)
             if rest is None:
-                return _Place("free", matched, place.num_read)
-            return None if says_more(rest) else _Place("gap", MAX_GAP_TOKENS, place.num_read)
-        if ends and self._follower.may_end():
-            return _Place("ended", 0, place.num_read)
-        if self._follower.take(token):
-            return _Place("ended" if ends else "text", 0, place.num_read + 1)
-        if place.part == "gap" and place.count and self._marker is not None and token in self._marker.blank:
-            return _Place("gap", place.count - 1, place.num_read)
+                return _Position("free", matched, position.num_read)
+            return None if says_more(rest) else _Position("gap", MAX_GAP_TOKENS, position.num_read)
+        if ends and self._matcher.may_end():
+            return _Position("ended", 0, position.num_read)
+        if self._matcher.take(token):
+            return _Position("ended" if ends else "text", 0, position.num_read + 1)
+        if (
+            position.part == "gap"
+            and position.count
+            and self._marker is not None
+            and token in self._marker.blank
+        ):
+            return _Position("gap", position.count - 1, position.num_read)
         return None
 
     def _mask(self, number: int) -> bytes | None:
-        place = self._places[number]
-        if not place.asked:
-            if place.part in ("gap", "text"):
+        position = self._positions[number]
+        if not position.asked:
+            if position.part in ("gap", "text"):
                 self._cut(number)
             try:
-                place.mask = self._compute(place)
-            except Broken as error:
-                place.broken = f"the grammar cannot be followed further: {error}"
-            place.asked = True
-        return place.mask
+                position.mask = self._compute(position)
+            except MatcherFailed as error:
+                position.failure = f"the grammar cannot be followed further: {error}"
+            position.asked = True
+        return position.mask
 
-    def _compute(self, place: _Place) -> bytes | None:
-        if place.part == "ended":
+    def _compute(self, position: _Position) -> bytes | None:
+        if position.part == "ended":
             return None
-        if place.part == "free":
+        if position.part == "free":
             assert self._marker is not None
-            return self._marker.mask(place.count)
-        mask = self._follower.mask()
-        if place.part == "gap" and place.count and self._marker is not None:
+            return self._marker.mask(position.count)
+        mask = self._matcher.mask()
+        if position.part == "gap" and position.count and self._marker is not None:
             blank = self._marker.blank_mask
             return (np.frombuffer(mask, dtype=np.uint8, count=len(blank)) | blank).tobytes()
         return mask

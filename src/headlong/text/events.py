@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 WHITE = " \t\r\n"
-"""White space next to markup. Other Unicode spaces are somebody's text."""
+"""What counts as white space next to markup. Other Unicode spaces are part of the text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,8 @@ def write_tokenizer(metadata: Mapping[str, Any], folder: Path) -> None:
 
 
 def _backend(whole: dict[str, Any]) -> Backend:
-    """What the library makes of tokenizer.json. The vocabulary is handed over as it is: written as JSON and read again
-    it would take ten times as long."""
+    """The `tokenizers` object that a tokenizer.json describes. The vocabulary is handed over as Python objects, since
+    writing it as JSON and reading it again would take ten times as long."""
     settings = {name: value for name, value in whole["model"].items() if value is not None}
     empty = {"type": settings.pop("type"), "vocab": {}, "merges": []}
     try:

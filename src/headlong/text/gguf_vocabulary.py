@@ -114,7 +114,7 @@ def _tokens(metadata: Mapping[str, Any]) -> tuple[list[str], list[int]]:
 
 
 def _twins(tokens: list[str]) -> tuple[int, int]:
-    """The first token that occurs again, and where."""
+    """The ids of the first two tokens that are the same."""
     seen: dict[str, int] = {}
     for id, token in enumerate(tokens):
         if token and token in seen:
@@ -138,7 +138,7 @@ def _special_ids(metadata: Mapping[str, Any], size: int, defaults: Mapping[str, 
 
 
 def _added_tokens(tokens: list[str], types: list[int], ends: set[int | None]) -> list[dict[str, Any]]:
-    """Tokens that are found in the text as they are written; `ends` are special whatever their type."""
+    """The tokens that are found in a text as they are written. The ids in `ends` are special whatever their type."""
     special = {int(TokenType.CONTROL), int(TokenType.UNKNOWN)}
     found = special | {int(TokenType.USER_DEFINED)}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
@@ -168,7 +168,8 @@ def _around(
 
 
 def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[dict[str, Any], bool]:
-    """Also whether text gets the first token where the file does not say."""
+    """The parts of tokenizer.json for a byte-level vocabulary, and whether text gets the first token where the file
+    does not say."""
     pre = metadata.get(PREFIX + "pre", "default")
     if not isinstance(pre, str) or pre not in SPLITTINGS:
         raise _fault("pre", f"{pre!r} is not known; known are {', '.join(SPLITTINGS)}")
@@ -202,7 +203,8 @@ def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _cut(merge: str) -> tuple[str, str]:
-    """One that has no space, or that begins with one: a token may, but none ends before it."""
+    """The two tokens of a merge. They are cut at the first space that is not the first character: a token may begin
+    with a space, but none ends before one."""
     cut = merge.find(" ", 1)
     if cut < 0:
         raise _fault("merges", f"{merge!r} is not two tokens with a space between; convert the model again")
@@ -242,7 +244,7 @@ def _ids(tokens: list[str]) -> dict[str, int]:
 
 
 def _merges_of_scores(tokens: list[str], types: list[int], scores: list[float]) -> list[tuple[str, str]]:
-    """Every way to make a token of two, the token of the highest score first.
+    """Every merge of two tokens into a third, the token of the highest score first.
 
     SentencePiece merges the leftmost of the pairs with one score. A list of merges has no equal ranks, so where two
     overlapping pairs make the same token (`a aa` and `aa a`) the order of their ids decides instead.
@@ -260,7 +262,7 @@ def _merges_of_scores(tokens: list[str], types: list[int], scores: list[float]) 
 
 
 def _chat_template(metadata: Mapping[str, Any]) -> str | list[dict[str, str]] | None:
-    """The template, or as tokenizer_config.json has them several by name, the unnamed one as `default`."""
+    """The chat template, or a list of named ones in the form of tokenizer_config.json, the unnamed one as `default`."""
     key = "tokenizer.chat_template"
     named = {"default": metadata.get(key)}
     named |= {

@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from headlong.errors import RequestError
 from headlong.params import Grammar
-from headlong.text.constraint import GrammarConstraint, Prepared, explain
+from headlong.text.constraint import CompiledGrammar, GrammarConstraint, explain
 from headlong.text.grammar_source import refusal, translate
 from headlong.text.tokenizer import Tokenizer
 from headlong.text.vocabulary import Marker, Vocabulary
@@ -27,30 +27,31 @@ MAX_MARKER_CHARS = 256
 MAX_SECONDS = 10.0
 MAX_AT_ONCE = 4
 STACK_BYTES = 256 << 20
-"""The library recurses from rule to rule; a chain of some thousand overruns a usual stack and ends the process."""
+"""The stack of a compiling thread. The library recurses from rule to rule; a chain of some thousand rules overruns a
+usual stack and ends the process."""
 MAX_LEXER_STATES = 50_000
-"""A state takes a kilobyte or two, and grammars stay cached."""
+"""The most states of a grammar's lexer. A state takes a kilobyte or two, and grammars stay cached."""
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
 class GrammarCompiler:
-    """One per model. `vocab_size` is the model's, which may be more than the tokenizer's; `eos_ids` are allowed
-    exactly where a grammar accepts."""
+    """Compiles grammars for one model. `vocab_size` is the model's, which may be more than the tokenizer's; `eos_ids`
+    are allowed exactly where a grammar accepts."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Iterable[int]) -> None:
         self._tokenizer = tokenizer
         self._size = vocab_size
         self._eos_ids = frozenset(token for token in eos_ids if token < vocab_size)
-        self._prepared: _Recent[tuple[str, str], Prepared] = _Recent(MAX_CACHED)
+        self._compiled: _Recent[tuple[str, str], CompiledGrammar] = _Recent(MAX_CACHED)
         self._markers: _Recent[str, Marker] = _Recent(MAX_CACHED)
         self._lock = threading.Lock()
         self._vocabulary: tuple[Vocabulary, LLTokenizer] | None = None
 
     def compile(self, grammar: Grammar) -> Callable[[], Constraint]:
-        """What starts a row under the grammar, as often as it is admitted; `RequestError` if the grammar is
-        wrong, unsupported or too much."""
+        """A factory of constraints for one row under `grammar`, called each time the row is admitted. Raises
+        `RequestError` if the grammar is wrong, unsupported or too large."""
         if not self._eos_ids:
             raise RequestError(
                 "grammar: this model names no end-of-sequence token, so no output could end; "
@@ -58,13 +59,13 @@ class GrammarCompiler:
             )
         vocabulary, _ = self._of_library()
         marker = None if grammar.after is None else self._marker(grammar.after, vocabulary)
-        prepare = partial(self._prepare, grammar)
-        prepared = self._prepared.get((grammar.kind, grammar.source), prepare)
-        return lambda: GrammarConstraint(prepared, vocabulary, marker)
+        compile_it = partial(self._compile, grammar)
+        compiled = self._compiled.get((grammar.kind, grammar.source), compile_it)
+        return lambda: GrammarConstraint(compiled, vocabulary, marker)
 
-    def _prepare(self, grammar: Grammar) -> Prepared:
+    def _compile(self, grammar: Grammar) -> CompiledGrammar:
         build = partial(self._build, grammar)
-        return Prepared(bounded(grammar, build), lambda: _deeply(build).result(MAX_SECONDS))
+        return CompiledGrammar(bounded(grammar, build), lambda: _deeply(build).result(MAX_SECONDS))
 
     def _build(self, grammar: Grammar) -> LLMatcher:
         limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
@@ -104,7 +105,8 @@ class GrammarCompiler:
         return self._markers.get(text, lambda: Marker(marker, vocabulary))
 
     def _of_library(self) -> tuple[Vocabulary, LLTokenizer]:
-        """Made when first asked for: a large vocabulary takes a second."""
+        """The vocabulary and the library's tokenizer, made when they are first asked for: a large one takes a
+        second."""
         with self._lock:
             if self._vocabulary is None:
                 vocabulary = Vocabulary(self._tokenizer, self._size, self._eos_ids)
@@ -116,7 +118,8 @@ class GrammarCompiler:
 
 
 class _Recent(Generic[Key, Value]):
-    """The values last asked for. Made outside the lock: two threads may make the same one, and one is kept."""
+    """A cache of the values that were asked for last. Values are made outside the lock, so two threads may make the
+    same one, of which one is kept."""
 
     def __init__(self, size: int) -> None:
         self._size = size

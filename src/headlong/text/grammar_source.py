@@ -1,4 +1,4 @@
-"""From what a request calls a grammar to the text the grammar library compiles, and what is refused before that.
+"""Turns what a request sends as a grammar into the text that the grammar library compiles, or refuses it.
 
 The library bounds most of what a hostile grammar can cost; what it does not bound is bounded here. Knows no
 tokenizer and compiles nothing.
@@ -20,9 +20,10 @@ from headlong.params import Grammar
 MAX_CHARS = {"lark": 1 << 16, "gbnf": 1 << 15}
 MAX_CHARS_OTHERS = 1 << 18
 MAX_GBNF_RULES = 500
-"""The converter's time grows with the square of the rules."""
+"""The most rules of a GBNF grammar: the converter's time grows with the square of their number."""
 MAX_MULTIPLE = 10_000
-"""Divisibility is decided by an automaton with as many states as the least common multiple."""
+"""The largest `multipleOf`: divisibility is decided by an automaton with as many states as the least common
+multiple."""
 JSON_BLANKS = r"\x20|\x0D?\x0A[\x20\x09]{0,12}"
 """White space between JSON tokens: a space, or a new line and its indent. A weak model that may write more writes
 little else."""
@@ -53,7 +54,7 @@ _GBNF_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[\s\S])")
 
 
 def translate(grammar: Grammar) -> str:
-    """The grammar in the library's own form; `RequestError` if it cannot be one."""
+    """The grammar in the library's own form. Raises `RequestError` if it has none."""
     limit = MAX_CHARS.get(grammar.kind, MAX_CHARS_OTHERS)
     if len(grammar.source) > limit:
         raise refusal(

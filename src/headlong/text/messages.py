@@ -1,4 +1,4 @@
-"""Chat messages as clients send them -> messages as chat templates want them.
+"""Turns chat messages as clients send them into messages as chat templates want them.
 
 Templates were written for Python objects: arguments of calls are mappings, contents are strings. Clients
 send JSON text and lists of parts. Knows no template and no HTTP, and changes none of what it is given.

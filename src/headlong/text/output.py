@@ -47,7 +47,8 @@ _JSON_CALL = re.compile(r'\\?"arguments\\?"')
 
 
 class OutputParser:
-    """Text in, events out. Joined by kind and call they do not depend on how the text was cut."""
+    """Reads one output as text and returns events. Joined by type and by call, events do not depend on how the text was
+    cut into pieces."""
 
     def __init__(self, splitter: ReasoningSplitter | None, calls: CallScanner | None):
         self._splitter = splitter
@@ -76,7 +77,8 @@ class OutputParser:
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """How one model writes its reasoning and its calls; None: it has none that we can read."""
+    """How one model writes its reasoning and its tool calls; None where it writes none in a form that can be read
+    here."""
 
     reasoning: ReasoningFormat | None
     tools: ToolFormat | None
@@ -89,7 +91,7 @@ class ChatFormat:
         reasoning: ReasoningChoice = "auto",
         tools: ToolChoice = "auto",
     ) -> "ChatFormat":
-        """What the chat template shows the model; either part can be set instead."""
+        """The formats that the chat template shows the model; either can be given instead."""
         if reasoning not in get_args(ReasoningChoice):
             raise ConfigError(f"reasoning: must be one of {', '.join(get_args(ReasoningChoice))}")
         if tools not in get_args(ToolChoice):

@@ -29,7 +29,7 @@ THINK = ReasoningFormat("<think>", "</think>")
 
 
 class Part(NamedTuple):
-    """A piece of either text."""
+    """A piece of the reasoning or of the answer."""
 
     is_reasoning: bool
     text: str

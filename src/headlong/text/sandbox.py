@@ -36,13 +36,14 @@ from headlong.text.bounds import (
 )
 
 MAX_NODES = 10_000
-"""Of a template's syntax tree; the largest in use have a few thousand. More take long to compile."""
+"""The most nodes of a template's syntax tree. The largest templates in use have a few thousand; many more take long to
+compile."""
 _COMPARING_TESTS = ("==", "eq", "equalto", "!=", "ne", ">", "gt", "greaterthan", ">=", "ge")
 _COMPARING_TESTS += ("<", "lt", "lessthan", "<=", "le", "in")
 
 
 class Refusal(jinja2.TemplateError):
-    """What `raise_exception` raises: the template itself says no."""
+    """What `raise_exception` raises: the template itself refuses the messages."""
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
@@ -109,11 +110,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return BUDGET.get().keep("".join(parts))
 
     def step(self) -> None:
-        """Hook: a turn of a loop or a call of a macro."""
+        """Hook for a turn of a loop or a call of a macro."""
         BUDGET.get().step()
 
     def joined(self, context: Context, *values: Any) -> str:
-        """Hook: `a ~ b`."""
+        """Hook for `a ~ b`."""
         budget = BUDGET.get()
         budget.step()
         check_product("x", sum(map(written_len, values)))
@@ -121,25 +122,25 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return budget.keep(join(values))
 
     def comparable(self, value: Any) -> Any:
-        """Hook: a side of a comparison, or the key of a display."""
+        """Hook for a side of a comparison, or for the key of a dict display."""
         BUDGET.get().step()
         check_walk(value)
         return value
 
     def sliced(self, value: Any) -> Any:
-        """Hook: what `value[a:b]` is about to copy a part of."""
+        """Hook for the value that `value[a:b]` is about to copy a part of."""
         budget = BUDGET.get()
         budget.step()
         return budget.keep(value, item_bytes=8)
 
     def built(self, value: Any) -> Any:
-        """Hook: a list, tuple or dict written in the template."""
+        """Hook for a list, tuple or dict that is written in the template."""
         budget = BUDGET.get()
         budget.step()
         return budget.keep(value)
 
     def spread(self, values: Any) -> list[Any]:
-        """Hook: the `x` of `f(*x)`."""
+        """Hook for the `x` of `f(*x)`."""
         return listed(values)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -270,7 +271,8 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON. Jinja's own filter escapes `<`, `>`, `&` and `'` for HTML, which no model was shown."""
+    """The `tojson` filter, which writes plain JSON. Jinja's own escapes `<`, `>`, `&` and `'` for HTML, which no model
+    was shown."""
     written_len(value)
     options: dict[str, Any] = {
         "ensure_ascii": ensure_ascii,
@@ -296,7 +298,7 @@ def _sum(context: Context, iterable: Any, attribute: str | int | None = None, st
 
 
 class _QuietNamespace(Namespace):
-    """Prints no members, for there can be paths through them without end."""
+    """A namespace that prints no members, since they may contain each other."""
 
     def __repr__(self) -> str:
         return "<Namespace>"

@@ -1,4 +1,4 @@
-"""Token ids -> text, as they come: partial characters and possible stop strings are held back.
+"""Turns token ids into text as they come, holding back partial characters and possible stop strings.
 
 Whatever leaves here is final, and the sum does not depend on how the tokens were grouped: it is
 the same for one token a step as for a run of accepted drafts. Knows no engine and no server; one

@@ -1,4 +1,4 @@
-"""Chat messages -> one prompt string, by the Jinja template that comes with a checkpoint.
+"""Turns chat messages into one prompt string, by the Jinja template that comes with a checkpoint.
 
 The template is a program from a stranger and the messages are data from another, so it runs in
 a sandbox that bounds what it makes and how long it takes. Knows no tokenizer and no HTTP: content
@@ -20,11 +20,11 @@ from headlong.text.sandbox import Refusal, Sandbox
 MAX_SOURCE_CHARS = 64 << 10
 MAX_OUTPUT_CHARS = MAX_VALUE_CHARS
 MAX_STEPS = 4_000_000
-"""Loop turns, calls, filters and the like in one rendering."""
+"""The most steps of one rendering: loop turns, calls, filters and the like."""
 MAX_SECONDS = 0.7
 SECONDS_PER_MESSAGE = 0.0003  # several times what the longest templates take for one
 MAX_SECONDS_IN_ALL = 3.0
-"""Of processor time, so that a busy machine refuses nothing."""
+"""The most processor time of one rendering. A busy machine thus refuses nothing that a quiet one accepts."""
 _MAX_REASON_CHARS = 500  # of a template's own words in an error
 
 # The reasoning of a message travels under several names; templates read the first or the second.

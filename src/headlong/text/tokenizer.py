@@ -27,8 +27,8 @@ SPECIAL_NAMES = (
     "mask_token",
 )
 MARKUP = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
-"""What a model says to structure its answer. Some vocabularies list these as special, others do not; here they are
-text with all of them, or reasoning and calls could not be told from the rest."""
+"""Tokens by which a model structures its answer. Some vocabularies list them as special, others do not. They are always
+text here, since reasoning and tool calls could not be found in the output otherwise."""
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -138,7 +138,7 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The same for tokenizers that encode alike."""
+        """A hash that two tokenizers share if they encode text alike."""
         return hashlib.sha256(self._backend.to_str().encode()).hexdigest()
 
     @property

@@ -1,4 +1,4 @@
-"""The tokens of one model as pieces of text, and a text that is looked for among them. Knows no grammar."""
+"""The tokens of one model as pieces of text, and a marker that is searched for among them. Knows no grammar."""
 
 from functools import cached_property
 
@@ -26,12 +26,12 @@ class Vocabulary:
         self._tokenizer = tokenizer
 
     def __call__(self, text: str) -> list[int]:
-        """Asked by the library, under this name, for a text's own tokens."""
+        """Tokenizes `text`. The grammar library calls the vocabulary for this."""
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     @cached_property
     def blank(self) -> frozenset[int]:
-        """Tokens of nothing but white space."""
+        """The tokens that consist of white space alone."""
         return frozenset(
             token for token, text in enumerate(self.tokens) if text.isspace() and token not in self.special
         )
@@ -48,11 +48,12 @@ class Vocabulary:
 
 
 class Marker:
-    """A text that is looked for in the output, however the tokens cut it."""
+    """A text that is searched for in the output, however the tokens cut it."""
 
     def __init__(self, text: bytes, vocabulary: Vocabulary) -> None:
         self.blank, self.blank_mask = vocabulary.blank, vocabulary.blank_mask
-        """The white space that may follow; read here, since a large vocabulary would stall a step."""
+        """The white-space tokens that may follow the marker. They are computed here, since computing them for a large
+        vocabulary inside a step would stall it."""
         self._text = text
         self._vocabulary = vocabulary
         self._borders = _borders(text)
@@ -62,7 +63,7 @@ class Marker:
             for token, piece in enumerate(vocabulary.tokens)
             if (text in piece or piece.startswith(rests)) and token not in vocabulary.special
         ]
-        """The tokens that can complete it."""
+        """The tokens that can complete the marker."""
         self._masks: dict[int, bytes | None] = {}
 
     def read(self, matched: int, token: int) -> tuple[int, bytes | None]:

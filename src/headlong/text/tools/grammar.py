@@ -30,7 +30,7 @@ _STRING_LIMITS = ("pattern", "minLength", "maxLength")
 Rules = dict[str, str]
 """Rules of the grammar by name; a name may carry attributes in brackets."""
 Writer = Callable[[str, str, Mapping[str, Any], str], Rules]
-"""From a tool's key among the rules, its name, its schema and the field's name in errors."""
+"""Writes the rules of one tool, given its key among the rules, its name, its schema and the field's name in errors."""
 
 
 def check_tools(tools: Any) -> None:

@@ -15,7 +15,7 @@ MARKER = "<tool_call>"
 
 
 class HermesScanner(CallScanner):
-    """Reads one output."""
+    """Reads the tool calls of one output in the Hermes format."""
 
     markers = (MARKER,)
 
@@ -43,7 +43,7 @@ class HermesScanner(CallScanner):
         return True
 
     def _take_part(self, part: MemberPart) -> bool:
-        """Whether this can still be a call."""
+        """Takes one part of the call's JSON; False once this can be no call any more."""
         if part.kind == "key":
             self._key = part.text if part.text not in self._keys else ""
             self._keys.add(part.text)
@@ -86,7 +86,7 @@ class HermesScanner(CallScanner):
         self.close()
 
     def _break_off(self) -> None:
-        """The output is over, or is no longer JSON. What was read of the arguments stands."""
+        """Ends the call because the output is over or is no longer JSON. What was read of the arguments is kept."""
         failed, rest = self._reader.failed, self._reader.pending
         if self._name is None or (failed and not self._accepted):
             self.reject()

@@ -20,11 +20,11 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 _CLOSER = {"{": "}", "[": "]"}
 
 Expected = Literal["object", "value", "item", "member", "key", "colon", "comma"]
-"""What may come: `item` and `member` are a first value or key, or the end of the array or object."""
+"""What may come next: `item` and `member` stand for a first value or key, or the end of the array or object."""
 
 
 class MemberPart(NamedTuple):
-    """A key, then its value's text in pieces, then the value's end."""
+    """A part of a member of the object: its key, then the value's text in pieces, then the value's end."""
 
     kind: Literal["key", "value", "end"]
     text: str = ""

@@ -31,15 +31,15 @@ FUNCTION_END = "</function>"
 PARAMETER = "<parameter="
 PARAMETER_END = "</parameter>"
 CALL_ENDS = (f"{FUNCTION_END}\n{CALL_END}", f"{FUNCTION_END}{CALL_END}")
-"""What ends a value that was not closed."""
+"""The tags that end a value whose own closing tag is missing."""
 MAX_SPACE = 256
-"""White space between the two opening tags; more of it and they are no call."""
+"""The most white space between the two opening tags of a call."""
 MAX_NAME = 256
 _VALUE_END = re.compile("|".join((PARAMETER_END, *CALL_ENDS)))
 
 
 class Qwen3CoderScanner(CallScanner):
-    """Reads one output of a request that has these tools."""
+    """Reads the tool calls of one output in the Qwen3-Coder format, for a request that has these tools."""
 
     markers = (CALL, FUNCTION)
 
@@ -56,7 +56,7 @@ class Qwen3CoderScanner(CallScanner):
         return self._phase()
 
     def _read_opening(self) -> bool:
-        """Both tags and the name, or nothing: until then `at` stays at the marker."""
+        """Reads both opening tags and the name, or nothing: until all are there, `at` stays at the marker."""
         begin = self.at
         if self.text.startswith(CALL, begin):
             self.at += len(CALL)

@@ -23,7 +23,7 @@ CALL_END = "</tool_call>"
 
 
 class CallScanner(ABC):
-    """Reads one output. The events, pieces joined, do not depend on how the text was cut.
+    """Finds the tool calls of one output. The events, with pieces joined, do not depend on how the text was cut.
 
     Until a call is certain (`accept`) its text is kept, and `reject` turns it back into content; what
     follows its first character is then searched again. White space directly before a call is dropped,
@@ -78,7 +78,7 @@ class CallScanner(ABC):
         return events + self._take()
 
     def accept(self, name: str) -> None:
-        """The call is certain."""
+        """Called once it is certain that this is a call, with its name."""
         self._space.clear()
         self._carried.clear()
         self._start = None
@@ -86,19 +86,19 @@ class CallScanner(ABC):
         self._emit(ToolCallStart(self._num_calls, id, name))
 
     def arguments(self, text: str) -> None:
-        """More of the accepted call's arguments."""
+        """Passes on more of the accepted call's arguments."""
         if text:
             self._grow(text, in_arguments=True)
 
     def close(self) -> None:
-        """The accepted call is over; what follows is read as text."""
+        """Ends the accepted call; what follows is read as text."""
         self._emit(ToolCallEnd(self._num_calls))
         self._num_calls += 1
         self._after_call = True
         self._state = self._after_end
 
     def reject(self) -> None:
-        """It was no call: its text is content, and a call may begin in it."""
+        """Gives up on the call: its text is content, in which another call may begin."""
         assert self._start is not None
         if self._carried:
             self.text = "".join(self._carried) + self.text[self._start :]

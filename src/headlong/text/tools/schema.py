@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 JsonTypes = frozenset[str] | None
-"""The JSON types a value may have; None: any."""
+"""The JSON types a value may have; None means any."""
 
 STRING: JsonTypes = frozenset({"string"})
 _KNOWN = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
