@@ -35,7 +35,7 @@ from halved import HELD, Halved
 from headlong import LLM, SamplingParams
 from headlong.config import EngineConfig
 from headlong.engine.engine import Engine
-from headlong.state.layer import DeltaNetState
+from headlong.state.delta_net import DeltaNetState
 from headlong.state.state import RowState
 from headlong.types import Plan, Request
 from random_weights import random_model

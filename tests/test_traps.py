@@ -20,7 +20,8 @@ from headlong.convert.quantize import quantize
 from headlong.params import Grammar
 from headlong.progress import silent
 from headlong.speculate.depth import AdaptiveDepths, Wish
-from headlong.state.layer import DeltaNetState, KvState
+from headlong.state.delta_net import DeltaNetState
+from headlong.state.paged_kv import PagedKv
 from headlong.text.output import ChatFormat, ToolCallArguments, ToolCallStart
 from headlong.types import Plan, Request, RowPlan, StepTimes, Verdict
 from support import tiny
@@ -140,7 +141,7 @@ def test_llama_cpp_28286_nothing_of_a_row_is_left_in_its_slot(plain, story):
         assert not llm.engine.has_work
         llm.engine.state.drop_cache()
         for layer in llm.engine.state.layers.values():
-            tensors = [layer.keys, layer.values] if isinstance(layer, KvState) else [layer.windows]
+            tensors = [layer.keys, layer.values] if isinstance(layer, PagedKv) else [layer.windows]
             if isinstance(layer, DeltaNetState):
                 tensors.extend(vars(layer.delta).values())
             for tensor in tensors:
@@ -188,7 +189,7 @@ def test_tabbyapi_424_the_head_has_the_lm_head_and_one_device(tmp_path):
     state, device = driver.state, built.ops.device
     held = [state.carry_SD, state.last_token_S]
     for layer in state.layers.values():
-        held.extend([layer.keys, layer.values] if isinstance(layer, KvState) else vars(layer.delta).values())
+        held.extend([layer.keys, layer.values] if isinstance(layer, PagedKv) else vars(layer.delta).values())
     assert built.head is not None and {tensor.device for tensor in held} == {device}
     assert set(built.head.state_specs) <= state.layers.keys()
 

@@ -18,7 +18,7 @@ from headlong.ops.cuda_graphs import CudaGraphs
 from headlong.ops.linear import triton_weight
 from headlong.params import Grammar
 from headlong.speculate.remote_head import RemoteHead
-from headlong.state.layer import KvState
+from headlong.state.paged_kv import PagedKv
 
 pytestmark = [
     pytest.mark.gpu,
@@ -198,7 +198,7 @@ def test_a_head_on_another_device(device: str, draft_device: str, dtype: str) ->
     assert isinstance(proposer, RemoteHead)
     (name,) = proposer.inner.head.state_specs
     head_state = state.layers[name]
-    assert isinstance(head_state, KvState)
+    assert isinstance(head_state, PagedKv)
     assert head_state.keys.device.type == state.carry_SD.device.type == draft_device
     assert state.last_token_S.device.type == device
     for draft_tokens in (3, 1, 8):  # from the second time on beginnings are found

@@ -13,7 +13,8 @@ from engine_cases import assert_all_free, assert_same, drive, plain_alone, quiet
 from headlong import LLM, HeadlongError, SamplingParams
 from headlong.engine.faults import CALM_STEPS, MAX_IN_A_ROW, MIN_CHUNK, NO_NUMBERS
 from headlong.engine.row import FAULT
-from headlong.state.layer import DeltaNetState, KvState
+from headlong.state.delta_net import DeltaNetState
+from headlong.state.paged_kv import PagedKv
 from headlong.types import Plan, Request
 from support import tiny
 from support.injection import STAGES, Injector, Strike
@@ -310,7 +311,7 @@ def test_poison_behind_a_refused_draft_harms_nobody(monkeypatch, llm, requests, 
     assert sum(output.num_drafted for output in trace.outputs) > 20 and not trace.preempted
 
 
-@pytest.mark.parametrize("kind", [KvState, DeltaNetState])
+@pytest.mark.parametrize("kind", [PagedKv, DeltaNetState])
 def test_a_row_whose_state_was_damaged_is_read_afresh(llm, requests, truth, kind):
     """Real poison, as a broken kernel would leave it: in one row's pages or slot."""
     engine, found = llm.engine, {request.id: [] for request in requests}
@@ -322,7 +323,7 @@ def test_a_row_whose_state_was_damaged_is_read_afresh(llm, requests, truth, kind
         if number == 4:
             held = engine.state.rows[engine.scheduler.running[0].id]
             for layer in engine.state.layers.values():
-                if isinstance(layer, kind) and isinstance(layer, KvState):
+                if isinstance(layer, kind) and isinstance(layer, PagedKv):
                     layer.values[held.pages[0], :, 0] = torch.nan
                 elif isinstance(layer, kind) and isinstance(layer, DeltaNetState):
                     layer.delta.committed_SHDE[held.slot] = torch.nan
@@ -340,7 +341,7 @@ def test_what_the_cache_kept_of_a_poisoned_row_is_forgotten(llm, requests, truth
     state = llm.engine.state
     drive(llm, [request])
     for layer in state.layers.values():
-        if isinstance(layer, KvState):
+        if isinstance(layer, PagedKv):
             layer.values.fill_(torch.nan)
     found = []
     llm.engine.add(request)

@@ -13,7 +13,7 @@ from prefix_cases import Served, ask, tokens_of
 
 from headlong import LLM, SamplingParams
 from headlong.engine.faults import MAX_IN_A_ROW, PROBE
-from headlong.state.layer import KvState
+from headlong.state.paged_kv import PagedKv
 from support import tiny, tiny_llama
 from support.injection import Injector, Strike
 from support.steps import load
@@ -110,7 +110,7 @@ def test_a_row_is_read_afresh_whatever_others_offer(tmp_path):
             shared = engine.state.rows["reading"].pages[0]
             assert engine.state.pages.holders(shared) == 2
             for layer in engine.state.layers.values():
-                if isinstance(layer, KvState):
+                if isinstance(layer, PagedKv):
                     layer.values[shared] = torch.nan
         if not engine.has_work and number > 7:
             break

@@ -292,7 +292,7 @@ class TestEngine:
         def fail(*_):
             raise error
 
-        monkeypatch.setattr("headlong.state.layer.zeros", fail)
+        monkeypatch.setattr("headlong.state.paged_kv.zeros", fail)
         with pytest.raises(
             ConfigError, match=r"of pages .* use cache_tokens below 512, max_rows below 2 "
         ) as caught:

@@ -20,7 +20,7 @@ from headlong.models.embeddings import Embeddings
 from headlong.speculate.mtp import MtpProposer
 from headlong.speculate.remote_head import RemoteHead
 from headlong.state import layer as layers
-from headlong.state.layer import KvState
+from headlong.state.paged_kv import PagedKv
 from speculate.drafting_cases import (
     CRAMPED,
     ROOMY,
@@ -77,7 +77,7 @@ def test_nothing_is_shared_with_the_target(models, name, dtype):
     rest = [held for name, held in state.layers.items() if name not in head.state_specs]
     there = storages(ends, head, own, state.carry_SD)
     assert len(there) > 10 and not there & storages(llm.engine.model, rest, state.last_token_S)
-    assert len(own) == 1 and isinstance(own[0], KvState)
+    assert len(own) == 1 and isinstance(own[0], PagedKv)
     tokens = torch.arange(5)
     assert torch.equal(ends.embed(tokens), llm.engine.model.embed(tokens))
 

@@ -9,7 +9,7 @@ from headlong.speculate.deferred_pairs import MAX_WAITING
 from headlong.speculate.mtp import MtpProposer
 from headlong.speculate.priming import WHOLE
 from headlong.state.deferred_kv import DeferredKv
-from headlong.state.layer import KvState
+from headlong.state.paged_kv import PagedKv
 from support import tiny
 from support.steps import Chunk, Decode, Driver, load
 from support.tiny import random_tokens
@@ -44,7 +44,7 @@ def head_keys(driver, row):
     """What the head has of a row's settled positions."""
     held, state = driver.state.rows[row], driver.state
     layer = state.layers[proposer(driver).head.layer.name]
-    assert isinstance(layer, KvState)
+    assert isinstance(layer, PagedKv)
     found = []
     for cache in (layer.keys, layer.values):
         pages = cache[torch.tensor(held.pages)].transpose(1, 2).flatten(0, 1)
@@ -260,7 +260,7 @@ def test_a_restored_row(built, chunk):
         hidden[driver] = driver.step(Chunk("a", 23, samples=False))["a"].hidden[-1]
     held = restored.state.rows["a"]
     layer = restored.state.layers[proposer(restored).head.layer.name]
-    assert isinstance(layer, KvState)
+    assert isinstance(layer, PagedKv)
     for cache in (layer.keys, layer.values):
         cache[held.pages[22 // 16], :, 22 % 16] = torch.nan
     held.unprimed = [(22, hidden[restored].clone())]

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from headlong.state.deferred_kv import DeferredKv, OnPage
-from headlong.state.specs import Capacity, KvSpec, PrefixCapacity
+from headlong.state.paged_kv import PagedKvSpec
+from headlong.state.specs import Capacity, PrefixCapacity
 from headlong.state.state import State
 
 SIZE, WIDTH = 16, 4
@@ -25,7 +26,7 @@ def make_state(num_pages: int) -> State:
         device=torch.device("cpu"),
     )
     prefix = PrefixCapacity(device_bytes=0, host_bytes=0, head=True)
-    return State({"layers.0": KvSpec(1, 8)}, WIDTH, capacity, prefix)
+    return State({"layers.0": PagedKvSpec(1, 8)}, WIDTH, capacity, prefix)
 
 
 def test_pieces_are_copies_and_all_or_nothing():

@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from headlong.state.checkpoints import Checkpoint, CheckpointStore
+from headlong.state.delta_net import DeltaNetSpec
+from headlong.state.paged_kv import PagedKvSpec
 from headlong.state.pages import Pages
 from headlong.state.prefix import key_of
-from headlong.state.specs import Capacity, DeltaNetSpec, KvSpec, PrefixCapacity
+from headlong.state.specs import Capacity, PrefixCapacity
 from headlong.state.state import State
 
 PAGE, CHANNELS, KERNEL, DRAFTS = 16, 4, 4, 4
-KV = {"attention": KvSpec(1, 8), "mtp": KvSpec(1, 8)}
+KV = {"attention": PagedKvSpec(1, 8), "mtp": PagedKvSpec(1, 8)}
 HYBRID = KV | {"delta": DeltaNetSpec(1, 2, 3, CHANNELS, KERNEL)}
 CPU = torch.device("cpu")
 

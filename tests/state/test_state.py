@@ -9,12 +9,15 @@ from hypothesis import strategies as st
 
 from headlong import SamplingParams
 from headlong.errors import ConfigError
+from headlong.state.delta_net import DeltaNetSpec
+from headlong.state.layer_state import LayerState
+from headlong.state.paged_kv import PagedKvSpec
 from headlong.state.pages import Pool
-from headlong.state.specs import Capacity, DeltaNetSpec, KvSpec
+from headlong.state.specs import Capacity, LayerSpec
 from headlong.state.state import State
 from headlong.types import Plan, Request, RowPlan, Verdict
 
-SPECS = {"layers.0": DeltaNetSpec(2, 3, 5, 16, 4), "layers.1": KvSpec(2, 8)}
+SPECS = {"layers.0": DeltaNetSpec(2, 3, 5, 16, 4), "layers.1": PagedKvSpec(2, 8)}
 
 
 def make_state(specs=None, num_pages=6, num_slots=3) -> State:
@@ -172,8 +175,11 @@ def test_commit_without_tokens_leaves_the_last_tokens_that_the_device_stored():
 
 def test_a_kind_that_cannot_roll_back_is_refused_by_name():
     @dataclass(frozen=True)
-    class SlidingSpec:
+    class SlidingSpec(LayerSpec):
         width: int
+
+        def allocate(self, capacity: Capacity) -> LayerState:  # noqa: ARG002
+            raise AssertionError("it is refused before it allocates")
 
     with pytest.raises(ConfigError, match=r"layers\.7: its state \(SlidingSpec\) cannot be rolled back"):
         make_state(SPECS | {"layers.7": SlidingSpec(4)})

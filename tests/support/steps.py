@@ -16,7 +16,8 @@ from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.config import EngineConfig
 from headlong.engine.build import Built, build, survey
 from headlong.engine.engine import Engine
-from headlong.state.layer import DeltaNetState, KvState
+from headlong.state.delta_net import DeltaNetState
+from headlong.state.paged_kv import PagedKv
 from headlong.types import Draft, Plan, Request, RowPlan, Verdict
 
 CPU = torch.device("cpu")
@@ -210,7 +211,7 @@ def kept(driver: Driver, row: str) -> dict[str, Tensor]:
     head_dim = driver.engine.model.config.attention.head_dim  # what pads it is nobody's business
     found = {"carry": state.carry_SD[slot], "last token": state.last_token_S[slot]}
     for name, layer in state.layers.items():
-        if isinstance(layer, KvState):
+        if isinstance(layer, PagedKv):
             for kind, cache in (("keys", layer.keys), ("values", layer.values)):
                 whole = cache[pages].transpose(1, 2).flatten(0, 1)  # [positions, heads, head dim]
                 found[f"{name} {kind}"] = whole[: held.length, :, :head_dim]
@@ -225,7 +226,7 @@ def kept(driver: Driver, row: str) -> dict[str, Tensor]:
 def poison(driver: Driver) -> None:
     """Fills every place of the state with NaN: what is read without having been written shows."""
     for layer in driver.state.layers.values():
-        tensors = [layer.keys, layer.values] if isinstance(layer, KvState) else [layer.windows]
+        tensors = [layer.keys, layer.values] if isinstance(layer, PagedKv) else [layer.windows]
         if isinstance(layer, DeltaNetState):
             tensors.extend(vars(layer.delta).values())
         for tensor in tensors:

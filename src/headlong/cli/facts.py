@@ -19,7 +19,7 @@ from headlong.layers.weights import Scope
 from headlong.models.config import ModelConfig
 from headlong.ops.registry import Ops
 from headlong.progress import ProgressFn
-from headlong.state.layer import bytes_per_slot, bytes_per_token
+from headlong.state.specs import bytes_per_slot, bytes_per_token
 
 
 @dataclass(frozen=True)

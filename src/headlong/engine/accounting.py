@@ -20,9 +20,8 @@ from headlong.errors import ConfigError
 from headlong.models.config import ModelConfig
 from headlong.models.mtp import MtpHead
 from headlong.sampling.table import BYTES_PER_TOKEN
-from headlong.state.layer import bytes_per_slot, bytes_per_token
 from headlong.state.oom import is_oom
-from headlong.state.specs import LayerSpec
+from headlong.state.specs import LayerSpec, bytes_per_slot, bytes_per_token
 
 RESERVE_BYTES = 3 << 28
 """For what does not grow with the model: pieces of sums (256 MiB at most), recorded graphs, compiled kernels."""
@@ -49,7 +48,7 @@ def plan_memory(
         drafter=tensor_bytes(None if drafter is None else drafter.model, seen),
         page=page + own_page,
         slot=slot + own_slot,
-        checkpoint=bytes_per_slot(list(specs.values()), max_drafts, built.ops.activation_dtype),
+        checkpoint=bytes_per_slot(specs.values(), max_drafts, built.ops.activation_dtype),
         reserve=reserve,
         reserve_per_row=per_row,
     )
@@ -107,7 +106,7 @@ def _state_costs(
     built: Built, specs: Mapping[str, LayerSpec], page_size: int, max_drafts: int
 ) -> tuple[int, int]:
     """Bytes of a page and of a slot, as `State` makes them."""
-    layers, ops = list(specs.values()), built.ops
+    layers, ops = specs.values(), built.ops
     carry = built.model.config.hidden_size * ops.activation_dtype.itemsize
     recurrent = bytes_per_slot(layers, max_drafts, ops.activation_dtype)
     return page_size * bytes_per_token(layers, ops.dtype), recurrent + carry + torch.long.itemsize

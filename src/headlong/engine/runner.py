@@ -11,7 +11,7 @@ from headlong.ops.cuda_graphs import CudaGraphs
 from headlong.ops.rope.reference import angles
 from headlong.ops.upload import upload
 from headlong.state.pages import page_table
-from headlong.state.specs import DeltaNetSpec
+from headlong.state.specs import conv_span
 from headlong.state.state import State
 from headlong.types import Batch, Draft, Plan, RowPlan, Rows
 
@@ -29,8 +29,7 @@ class Runner:
         self.graphs = CudaGraphs(self.device) if model.capturable else None
         self.is_usual = True
         """Whether the last pass took as long as such passes do: it was not recorded on the way."""
-        recurrent = [s for s in model.state_specs.values() if isinstance(s, DeltaNetSpec)]
-        self.conv_kernel = recurrent[0].conv_kernel if recurrent else None
+        self.conv_kernel = conv_span(model.state_specs.values())
 
     def batch(self, plan: Plan, draft: Draft | None) -> Batch:
         """Host-known tokens and positions travel once; last tokens and drafts are already on the device."""

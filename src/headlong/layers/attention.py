@@ -13,8 +13,7 @@ from headlong.ops.linear.invariance import Norm, Normed, add_product
 from headlong.ops.linear.native import NativeLinear
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.program import FIRST, NOWHERE, SECOND, STREAM, Program
-from headlong.state.layer import KvState
-from headlong.state.specs import KvSpec
+from headlong.state.paged_kv import PagedKv, PagedKvSpec
 
 
 @dataclass(frozen=True)
@@ -66,18 +65,18 @@ class Attention:
         )
 
     @property
-    def state_spec(self) -> KvSpec:
-        return KvSpec(self.config.num_kv_heads, self.config.head_dim)
+    def state_spec(self) -> PagedKvSpec:
+        return PagedKvSpec(self.config.num_kv_heads, self.config.head_dim)
 
     def __call__(
-        self, normed: Normed, context: Context, state: KvState, to_ND: Tensor, then: Norm
+        self, normed: Normed, context: Context, state: PagedKv, to_ND: Tensor, then: Norm
     ) -> tuple[Tensor, Normed]:
         """Added to `to_ND`, and what `then` makes of that."""
         projected = self.project(normed)
         attended = self.attend(projected, state.keys, state.values, context.angles, context.attention)
         return add_product(to_ND, self.out, attended, then)
 
-    def remember(self, normed: Normed, context: Context, state: KvState) -> None:
+    def remember(self, normed: Normed, context: Context, state: PagedKv) -> None:
         """Leaves the tokens' keys and values behind, and says nothing of them."""
         self.attend.write(self.project(normed), state.keys, state.values, context.angles, context.attention)
 

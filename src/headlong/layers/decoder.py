@@ -10,7 +10,7 @@ from headlong.layers.weights import Scope
 from headlong.ops.linear.invariance import Norm, Normed
 from headlong.ops.norm.native import NativeRmsNorm
 from headlong.ops.program import FIRST, STREAM, Program
-from headlong.state.layer import LayerState
+from headlong.state.layer_state import LayerState
 from headlong.state.specs import LayerSpec
 
 

@@ -13,8 +13,7 @@ from headlong.ops.linear.invariance import Norm, Normed, Projection, add_product
 from headlong.ops.linear.native import NativeLinear
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.program import FIRST, SECOND, STREAM, Program
-from headlong.state.layer import DeltaNetState
-from headlong.state.specs import DeltaNetSpec
+from headlong.state.delta_net import DeltaNetSpec, DeltaNetState
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from headlong.models.embeddings import Embeddings
 from headlong.ops.embedding.reference import Embedding
 from headlong.ops.norm.native import NativeRmsNorm
 from headlong.ops.program import RESULT, STREAM, Program
-from headlong.state.layer import LayerState
+from headlong.state.layer_state import LayerState
 from headlong.state.specs import LayerSpec
 
 LayerFactory = Callable[[ModelConfig, int | None, Scope], DecoderLayer]

@@ -22,7 +22,8 @@ from headlong.ops.linear.invariance import Normed
 from headlong.ops.linear.native import NativeLinear
 from headlong.ops.norm.native import NativeRmsNorm
 from headlong.ops.program import FIRST, GIVEN, RESULT, STREAM, Program
-from headlong.state.layer import KvState, LayerState
+from headlong.state.layer_state import LayerState
+from headlong.state.paged_kv import PagedKv
 from headlong.state.specs import LayerSpec
 
 
@@ -63,7 +64,7 @@ class MtpHead:
             self.remember_program(embedding_ND, context.attention, context.angles, states, hidden_ND)
             return
         mixer, state = self.layer.mixer, states[self.layer.name]
-        assert isinstance(mixer, Attention) and isinstance(state, KvState)
+        assert isinstance(mixer, Attention) and isinstance(state, PagedKv)
         mixer.remember(self._joined(embedding_ND, hidden_ND)[1], context, state)
 
     def _joined(self, embedding_ND: Tensor, hidden_ND: Tensor) -> tuple[Tensor, Normed]:

@@ -21,7 +21,7 @@ from headlong.sampling.sampler import Sampler
 from headlong.speculate.history import Text, Texts
 from headlong.speculate.live_rows import LiveRows
 from headlong.state.pages import page_table
-from headlong.state.specs import KvSpec
+from headlong.state.specs import Rollback
 from headlong.state.state import RowState, State
 from headlong.types import Batch, Draft, Plan, RowPlan, Rows, Verdict
 
@@ -71,7 +71,7 @@ class DraftModelProposer:
         self._fed: dict[str, RowPlan] = {}
         """Rows with drafts in the state that are not settled: the pass that fed the last of them."""
         specs = runner.model.state_specs.values()
-        self._refeeds = not all(isinstance(spec, KvSpec) for spec in specs)
+        self._refeeds = any(spec.rollback is Rollback.REPLAY for spec in specs)
 
     def propose(self, plan: Plan) -> Draft | None:
         self.texts.follow(plan)

@@ -65,11 +65,11 @@ class PrefixCache:
     """An index over pages and checkpoints. It holds no page itself: what nobody holds may be taken at any time."""
 
     def __init__(
-        self, num_pages: int, page_size: int, device: torch.device, sizes: tuple[int, int], recurrent: bool
+        self, num_pages: int, page_size: int, device: torch.device, sizes: tuple[int, int], checkpointed: bool
     ) -> None:
         """`sizes` are the bytes of checkpoints on the device and in host memory."""
         self.page_size = page_size
-        self.recurrent = recurrent
+        self.checkpointed = checkpointed
         self.pages = Pages(num_pages, self._evicted)
         self.checkpoints = CheckpointStore(device, *sizes, self._lost)
         self._entries: dict[bytes, Entry] = {}
@@ -101,7 +101,7 @@ class PrefixCache:
                 best, end = entry, first + self.page_size
         shared_len = len(pages) * self.page_size
         # Without a checkpoint there is no last hidden state either: the last token is read again and gives it.
-        length = end if self.recurrent else end - 1
+        length = end if self.checkpointed else end - 1
         if best is None or not length:
             return Match(shared_len=shared_len)
         whole = pages[: (end - 1) // self.page_size]
@@ -109,7 +109,7 @@ class PrefixCache:
             length=length,
             pages=(*whole, best.page)[: -(-length // self.page_size)],
             keys=tuple(keys[: length // self.page_size]),
-            checkpoint=best.key if self.recurrent else None,
+            checkpoint=best.key if self.checkpointed else None,
             shared_len=shared_len,
         )
 
@@ -158,11 +158,11 @@ class PrefixCache:
     def _usable(self, entry: Entry, primed: bool, end: int, num_tokens: int) -> bool:
         if primed and not entry.primed:
             return False
-        return end < num_tokens and entry.key in self.checkpoints if self.recurrent else end <= num_tokens
+        return end < num_tokens and entry.key in self.checkpoints if self.checkpointed else end <= num_tokens
 
     def _has_checkpoint(self, key: bytes, save: Callable[[], Checkpoint]) -> bool:
         """Whether there is one now, if the model needs any."""
-        return not self.recurrent or key in self.checkpoints or self.checkpoints.put(key, save())
+        return not self.checkpointed or key in self.checkpoints or self.checkpoints.put(key, save())
 
     def _hash_pages(self, row: Published, count: int) -> None:
         for number in range(len(row.keys), count):

@@ -7,19 +7,21 @@ once. Knows no model and no schedule.
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from headlong.errors import ConfigError
 from headlong.ops.upload import upload
 from headlong.state.checkpoints import Checkpoint
 from headlong.state.deferred_kv import ROOM, DeferredKv
-from headlong.state.layer import DeltaNetState, KvState, LayerState, allocate, bytes_per_slot
+from headlong.state.layer_state import LayerState, Places
 from headlong.state.oom import refusing_oom_on
 from headlong.state.pages import Pages, Pool
 from headlong.state.prefix import Match, PrefixCache, Published
-from headlong.state.specs import CHECKPOINTS_PER_SLOT, Capacity, DeltaNetSpec, LayerSpec, PrefixCapacity
+from headlong.state.specs import CHECKPOINTS_PER_SLOT, Capacity, LayerSpec, PrefixCapacity, bytes_per_slot
 from headlong.types import Plan, Verdict
 
 
@@ -79,9 +81,9 @@ class State:
         """What the head has yet to write on pages, whoever holds them."""
         self.caching = prefix is not None
         self.head = prefix is not None and prefix.head
-        recurrent = any(isinstance(spec, DeltaNetSpec) for spec in specs.values())
+        checkpointed = any(spec.needs_checkpoints for spec in specs.values())
         sizes = _store_sizes(specs, capacity, prefix)
-        self.prefix = PrefixCache(capacity.num_pages, self.page_size, device, sizes, recurrent)
+        self.prefix = PrefixCache(capacity.num_pages, self.page_size, device, sizes, checkpointed)
 
     @property
     def pages(self) -> Pages:
@@ -150,7 +152,7 @@ class State:
             if row.length < cut < end:
                 return cut
         boundary = end // self.page_size * self.page_size
-        wanted = self.caching and self.prefix.recurrent
+        wanted = self.caching and self.prefix.checkpointed
         return boundary if wanted and end < total and boundary > row.length else end
 
     def commit(self, plan: Plan, verdict: Verdict, hidden_ND: Tensor | None = None) -> None:
@@ -187,7 +189,7 @@ class State:
     def at_checkpoint(self, row_id: str) -> bool:
         """Whether what a row has settled can be offered to others while it goes on."""
         length = self.rows[row_id].length
-        aligned = length % self.page_size == 0 or not self.prefix.recurrent
+        aligned = length % self.page_size == 0 or not self.prefix.checkpointed
         return self.caching and aligned and length >= self.page_size
 
     def publish(self, row_id: str, tokens: tuple[int, ...]) -> None:
@@ -212,6 +214,8 @@ class State:
         """Asserts that no page or slot is lost or miscounted, and that what is kept is known by its own tokens."""
         self.prefix.check([page for row in self.rows.values() for page in row.pages])
         self.slots.check([row.slot for row in self.rows.values()])
+        for layer in self.layers.values():
+            layer.check(Places(self.pages.size, self.slots.size))
         self.deferred_kv.check(self.page_size)
         for row_id, row in self.rows.items():
             assert len(row.pages) >= self.pages_for(row.length), f"{row_id}: settled tokens without a page"
@@ -253,15 +257,12 @@ class State:
         if not found or pages[len(found) - 1] == found[-1]:
             return
         for layer in self.layers.values():
-            if isinstance(layer, KvState):
-                layer.copy_page(found[-1], pages[len(found) - 1])
+            layer.copy_page(found[-1], pages[len(found) - 1])
         self.deferred_kv.copy(found[-1], pages[len(found) - 1])
 
     def _restore(self, row: RowState, saved: Checkpoint) -> None:
         for name, tensors in saved.layers.items():
-            layer = self.layers[name]
-            assert isinstance(layer, DeltaNetState)
-            layer.restore(row.slot, tensors)
+            self.layers[name].restore(row.slot, tensors)
         row.num_replay = saved.num_replay
         if saved.hidden_D is not None:
             hidden_D = saved.hidden_D.to(self.carry_SD.device)
@@ -272,7 +273,7 @@ class State:
     def _cuts(self, found: Match, num_tokens: int) -> tuple[int, ...]:
         """The last page boundary that leaves a token to read, and the place where another sequence parted from this
         one without leaving a checkpoint; each only if it would save a page's worth of reading over what was found."""
-        if not (self.caching and self.prefix.recurrent and num_tokens):
+        if not (self.caching and self.prefix.checkpointed and num_tokens):
             return ()
         last = (num_tokens - 1) // self.page_size * self.page_size
         wanted = {last, min(last, found.shared_len)}
@@ -288,11 +289,8 @@ class State:
 
         def save() -> Checkpoint:
             assert num_replay >= 0, "a row can only be cut among its last drafts"
-            layers = {
-                name: layer.save(row.slot, num_replay)
-                for name, layer in self.layers.items()
-                if isinstance(layer, DeltaNetState)
-            }
+            saved = {name: layer.save(row.slot, num_replay) for name, layer in self.layers.items()}
+            layers = {name: tensors for name, tensors in saved.items() if tensors is not None}
             hidden = None if row.hidden_JD is None else row.hidden_JD[num_replay].clone()
             return Checkpoint(layers, num_replay, hidden)
 
@@ -300,11 +298,20 @@ class State:
 
 
 def _allocate(name: str, spec: LayerSpec, capacity: Capacity) -> LayerState:
+    """The layer's tensors, which take as many bytes as memory was planned for."""
+    if spec.rollback is None:
+        raise ConfigError(
+            f"{name}: its state ({type(spec).__name__}) cannot be rolled back, so it cannot be served"
+        )
     own = capacity.of(name)
-    if own is capacity:
-        return allocate(name, spec, capacity)
-    with refusing_oom_on(own.device):
-        return allocate(name, spec, own)
+    with nullcontext() if own is capacity else refusing_oom_on(own.device):
+        layer = spec.allocate(own)
+    promised = (own.num_pages + 1) * own.page_size * spec.bytes_per_token(own.kv_dtype)
+    promised += (own.num_slots + 1) * spec.bytes_per_slot(own.max_drafts, own.dtype)
+    assert layer.num_bytes == promised, (
+        f"{name}: {layer.num_bytes} bytes were allocated, but {promised} counted"
+    )
+    return layer
 
 
 def _store_sizes(
@@ -313,7 +320,7 @@ def _store_sizes(
     """Bytes of checkpoints on the device and in host memory."""
     if prefix is None:
         return 0, 0
-    slot = bytes_per_slot(list(specs.values()), capacity.max_drafts, capacity.dtype)
+    slot = bytes_per_slot(specs.values(), capacity.max_drafts, capacity.dtype)
     usual = CHECKPOINTS_PER_SLOT * capacity.num_slots * slot
     device = usual if prefix.device_bytes is None else prefix.device_bytes
     return device, 4 * device if prefix.host_bytes is None else prefix.host_bytes
