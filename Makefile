@@ -3,11 +3,16 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
+# Workers take what others have left, and each computes with one thread (tests/conftest.py). SERIAL is what another
+# test beside it would disturb.
+PARALLEL := -n auto --dist worksteal
+DEFAULT  := not slow and not gpu
+
 # What depends on who computes; how weights are packed and what can be damaged does not.
 ON_REFERENCE_OPS = tests/state $(addprefix tests/models/test_, \
 	against_transformers.py mtp_head.py llama.py tiled_heads.py loading.py)
 
-.PHONY: run chat serve browser test test-all sanitize cross soak lint format bench install help clean
+.PHONY: run chat serve browser test test-all test-paths sanitize cross soak lint format bench install help clean
 
 run: $(STAMP)            ## install, then generate from the embedded model, MTP against plain
 	$(BIN)/headlong run --compare "Write a short story about a shy dragon who learns to share."
@@ -24,14 +29,18 @@ browser:
 	  || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium) >/dev/null 2>&1 \
 	  || echo "no Chromium here and none could be installed: the page's tests will be skipped"
 
-# After the default tests: the reference ops where native kernels served, and the ops on BLAS paths of other CPUs.
-test: $(STAMP) browser   ## the default tests: CPU, no network, minutes
-	$(BIN)/python -m pytest -m "not slow and not gpu"
-	HEADLONG_NATIVE=0 $(BIN)/python -m pytest -m "not slow and not gpu" $(ON_REFERENCE_OPS)
-	MKL_CBWR=COMPATIBLE $(BIN)/python -m pytest -m "not slow and not gpu" tests/ops --ignore-glob='*test_triton_*'
+test: $(STAMP) browser   ## the default tests: CPU, no network, about ten minutes on two cores
+	$(BIN)/python -m pytest $(PARALLEL) -m "$(DEFAULT) and not serial"
+	$(BIN)/python -m pytest -m "$(DEFAULT) and serial"
 
-test-all: $(STAMP)       ## the slow tier too (GPU tests skip without a GPU)
-	$(BIN)/python -m pytest
+test-all: $(STAMP) browser ## the slow tier too, then the other paths (GPU tests skip without a GPU)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu and not serial"
+	$(BIN)/python -m pytest -m "gpu or serial"
+	$(MAKE) test-paths
+
+test-paths: $(STAMP)     ## the reference ops where native kernels served; the ops on BLAS paths of other CPUs
+	HEADLONG_NATIVE=0 $(BIN)/python -m pytest $(PARALLEL) -m "not gpu" $(ON_REFERENCE_OPS)
+	MKL_CBWR=COMPATIBLE $(BIN)/python -m pytest $(PARALLEL) -m "not gpu" tests/ops --ignore-glob='*test_triton_*'
 
 # Needs GCC; apart from the tests, since the kernels are built for it anew.
 sanitize: $(STAMP)       ## the native tests with address and undefined-behaviour sanitizers: minutes
