@@ -11,12 +11,15 @@ import pytest
 import torch
 
 from headlong.env import available_cores, available_memory
+from support import interpreter
 
 MEMORY_OF_A_WORKER = 3 << 30
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 collect_ignore_glob = [] if find_spec("triton") else ["ops/test_triton_*.py"]
+if find_spec("triton") and os.environ.get("TRITON_INTERPRET") == "1":
+    interpreter.improve()
 
 
 @pytest.hookimpl(optionalhook=True)
