@@ -3,10 +3,10 @@
     python benchmarks/side_by_side.py OTHER [--script step.py] [--rounds 5] [-- arguments of the script]
 
 OTHER is the folder of a second checkout, for instance one of an earlier commit; its sources and its copy of the script
-run with this Python. Native kernels must be built there, too (`pip install -e`, or copy `ops/_native*.so`). Every number
-of the script's JSON line is compared: the median over rounds in each checkout, and the median of the ratios within a
-round, this one over the other. Machines are shared and noisy: a ratio says something only if its quartiles are close.
-Ends in one JSON line.
+run with this Python. Native kernels must be built there, too (`pip install -e`, or copy `ops/_native*.so`). Every
+number of the script's JSON line is compared: the median over rounds in each checkout, and the median of the ratios
+within a round, this one over the other. Machines are shared and noisy: a ratio says something only if its quartiles
+are close. Ends in one JSON line.
 """
 
 import argparse
@@ -55,13 +55,13 @@ def main() -> None:
     parser.add_argument("other", type=Path)
     parser.add_argument("--script", default="step.py")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("arguments", nargs="*")
-    args = parser.parse_args()
+    own, _, arguments = " ".join(sys.argv[1:]).partition(" -- ")
+    args = parser.parse_args(own.split())
     places = {"here": HERE, "other": args.other.resolve()}
     rounds: list[dict[str, dict[str, float]]] = []
     for number in track(range(args.rounds), console=Console(stderr=True), description=args.script):
         turns = list(places.items())[:: -1 if number % 2 else 1]
-        rounds.append({name: run(place, args.script, args.arguments) for name, place in turns})
+        rounds.append({name: run(place, args.script, arguments.split()) for name, place in turns})
     table, results = Table("number", "here", "other", "here / other", "quartiles"), {}
     for key in rounds[0]["here"]:
         if not all(one[name].get(key) for one in rounds for name in places):
