@@ -89,12 +89,12 @@ def random_model(
     given = json.loads(shape.read_text())
     if layers is not None:
         given |= {"num_hidden_layers": layers, "layer_types": given["layer_types"][:layers]}
-    architecture = registry.find(given)
-    config = architecture.parse(given)
+    family = registry.find(given)
+    config = family.config(given)
     num_active = config.moe.num_active if config.moe is not None else 0
     ops, weights = Ops(dtype, device), RandomWeights(dtype, device, fp8=fp8, num_active=num_active)
-    model = architecture.model(config, Scope(weights, ops))
+    model = family.model(config, Scope(weights, ops))
     target = weights.nbytes
-    head = architecture.head(config, Scope(weights, ops, "mtp."))
+    head = family.head(config, Scope(weights, ops, "mtp."))
     lm_head = config.vocab_size * config.hidden_size * dtype.itemsize
     return Built(model, head, None, ops), target, weights.nbytes - target + lm_head

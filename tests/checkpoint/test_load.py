@@ -17,6 +17,7 @@ from headlong.checkpoint.tensor_info import map_tensor
 from headlong.checkpoint.verify import Verifier
 from headlong.convert.to_gguf import to_gguf
 from headlong.errors import CheckpointError, HeadError
+from headlong.models import registry
 from headlong.quant.format import PackedWeight
 
 GATE_UP = "layers.0.mlp.experts.gate_up_proj"
@@ -151,7 +152,7 @@ def test_mapped_blocks_are_the_ones_that_are_read(tmp_path):
     path = tmp_path / "tale.gguf"
     to_gguf(Checkpoint.open(EMBEDDED), path, type="q8_0")
     checkpoint = Checkpoint.open(path)
-    names = NameMap(checkpoint)
+    names = registry.names_of(checkpoint)
     name = "layers.0.mlp.down_proj.weight"
     shape = names.sources[name].shape
     read = loader(checkpoint, names).matrix(name, *shape)

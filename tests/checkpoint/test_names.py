@@ -5,10 +5,11 @@ import torch
 from safetensors.torch import save_file
 
 from headlong.checkpoint.checkpoint import Checkpoint
-from headlong.checkpoint.names import PREFIXES, NameMap, Skip, canonical
+from headlong.checkpoint.names import WRAPPERS, NameMap, Skip, canonical
 from headlong.checkpoint.source import EMBEDDED
 from headlong.checkpoint.transforms import MLX_CONV, NORM
 from headlong.errors import CheckpointError
+from headlong.models import qwen3_5
 
 
 def open_with(folder, tensors: dict, sidecar: dict | None = None) -> Checkpoint:
@@ -20,7 +21,7 @@ def open_with(folder, tensors: dict, sidecar: dict | None = None) -> Checkpoint:
 
 
 def test_prefixes_are_sorted_longest_first():
-    lengths = [len(prefix) for prefix, _ in PREFIXES]
+    lengths = [len(prefix) for prefix in WRAPPERS]
     assert lengths == sorted(lengths, reverse=True)
 
 
@@ -46,8 +47,8 @@ def test_prefix(disk, name):
 
 
 def test_every_row_of_the_table_is_used():
-    for prefix, replacement in PREFIXES:
-        assert canonical(f"{prefix}weight") == f"{replacement}weight"
+    for prefix in WRAPPERS:
+        assert canonical(f"{prefix}weight") == "weight"
 
 
 @pytest.mark.parametrize(
@@ -145,14 +146,14 @@ def test_what_mlx_stores_in_its_own_way(tmp_path):
     }
     (tmp_path / "config.json").write_text("{}")
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "mlx"})
-    names = NameMap(Checkpoint.open(tmp_path))
+    names = NameMap(Checkpoint.open(tmp_path), qwen3_5.DENSE.naming)
     assert names.transforms == {
         "layers.0.linear_attn.conv1d.weight": MLX_CONV,
         "layers.0.input_layernorm.weight": NORM,
     }
     assert "layers.0.mlp.experts.gate_proj.weight" in names.sources
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    assert not NameMap(Checkpoint.open(tmp_path)).transforms
+    assert not NameMap(Checkpoint.open(tmp_path), qwen3_5.DENSE.naming).transforms
 
 
 def test_every_tensor_of_the_embedded_model_maps():

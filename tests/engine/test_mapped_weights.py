@@ -6,9 +6,9 @@ import pytest
 
 from headlong import LLM, SamplingParams
 from headlong.checkpoint.checkpoint import Checkpoint
-from headlong.checkpoint.names import NameMap
 from headlong.checkpoint.source import EMBEDDED
 from headlong.convert.to_gguf import to_gguf
+from headlong.models import registry
 
 
 @pytest.mark.parametrize("stored", ["safetensors", "f16", "q8_0"])
@@ -23,7 +23,7 @@ def test_a_file_that_is_written_over_changes_nothing(tmp_path, stored, dtype):
     llm = LLM(path, device="cpu", dtype=dtype, max_rows=2, draft_tokens=2)
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     before = llm.generate("Once upon a time", params)
-    for info in NameMap(Checkpoint.open(path)).sources.values():
+    for info in registry.names_of(Checkpoint.open(path)).sources.values():
         with info.file.open("r+b") as file:
             file.seek(info.start)
             file.write(b"\x3b" * info.nbytes)

@@ -80,7 +80,7 @@ WRONG_ROPE = {
 
 
 def parse(config):
-    return registry.find(config).parse(config)
+    return registry.read_config(config)
 
 
 def config_of(made, **changes):

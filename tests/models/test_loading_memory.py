@@ -10,11 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from headlong.checkpoint import gguf_names
-from headlong.checkpoint.gguf_config import gguf_metadata
 from headlong.checkpoint.load import Expectations
 from headlong.layers.weights import Scope
-from headlong.models import registry
+from headlong.models import qwen3_5, registry
 from headlong.ops import native
 from headlong.ops.registry import Ops
 from headlong.quant import rtn
@@ -62,11 +60,11 @@ print(status("VmHWM") - before, status("VmRSS") - before)
 
 def needs():
     """All that the model and its head ask for."""
-    architecture = registry.find(CONFIG)
-    config, wanted = architecture.parse(CONFIG), Expectations(())
+    family = registry.find(CONFIG)
+    config, wanted = family.config(CONFIG), Expectations(())
     dry = Scope(wanted, Ops(torch.float32, torch.device("meta")))
-    architecture.model(config, dry)
-    architecture.head(config, dry("mtp"))
+    family.model(config, dry)
+    family.head(config, dry("mtp"))
     return wanted.expected
 
 
@@ -135,20 +133,22 @@ def test_a_gguf_takes_what_its_file_takes(tmp_path, kind):
 def write_gguf(path, kind):
     """Random blocks in every matrix, the embedding's too."""
     writer = gguf.GGUFWriter(path, "qwen35")
-    for key, value in gguf_metadata(CONFIG, has_head=True).items():
+    for key, value in registry.gguf_metadata(CONFIG, head_layers=1).items():
         if key != "general.architecture":
             writer.add_key_value(key, value, _value_type(value), *_element_type(value))
     elements, nbytes = BLOCK_SIZES[kind]
     generator = np.random.default_rng(0)
+    spec = qwen3_5.DENSE.gguf
+    assert spec is not None
     for name, need in needs().items():
-        disk = gguf_names.disk(name, "qwen35", CONFIG["num_hidden_layers"])
+        disk = spec.names.disk(name, CONFIG["num_hidden_layers"])
         if need.kind == "matrix":
             shape = (need.shape[0], need.shape[1] // elements * nbytes)
             # Bytes below 64 never make a half-precision scale that is not finite.
             blocks = generator.integers(0, 64, shape, dtype=np.uint8)
             writer.add_tensor(disk, blocks, raw_dtype=gguf.GGMLQuantizationType[kind])
         else:
-            shape = gguf_names.transform(name, "qwen35").disk_shape(need.shape)
+            shape = spec.names.transform(name).disk_shape(need.shape)
             sign = -1 if name.endswith("A_log") else 1
             writer.add_tensor(disk, sign * np.ones(shape, dtype=np.float32))
     writer.write_header_to_file()

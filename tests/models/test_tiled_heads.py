@@ -56,4 +56,4 @@ def test_where_tiled_heads_cannot_be(tmp_path):
     for model_type, value in (("qwen3_next", True), ("qwen3_5_moe", "yes")):
         wrong = config | {"model_type": model_type, "linear_value_heads_tiled": value}
         with pytest.raises(ConfigError, match=r"config\.json.*linear_value_heads_tiled"):
-            registry.find(wrong).parse(wrong)
+            registry.read_config(wrong)

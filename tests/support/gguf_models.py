@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headlong.checkpoint import gguf_names
-from headlong.checkpoint.gguf_config import gguf_metadata
+from headlong.models.registry import BY_ARCHITECTURE, gguf_metadata
 from headlong.quant.gguf import BLOCK_SIZES
 
 SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
@@ -63,13 +62,16 @@ class GgufModel:
     def __init__(self, config: dict, arch: str) -> None:
         self.config = config
         self.arch = arch
+        spec = BY_ARCHITECTURE[arch].gguf
+        assert spec is not None
+        self.names = spec.names
         self.num_layers = config["num_hidden_layers"]
         self.tensors: dict[str, tuple[np.ndarray, str]] = {}
         self.meant: dict[str, Tensor] = {}
 
     def add(self, name: str, weight: Tensor, kind: str) -> None:
         canonical = name if name.startswith(("mtp.", "lm_head.")) else name.removeprefix("model.")
-        disk = gguf_names.disk(canonical, self.arch, self.num_layers)
+        disk = self.names.disk(canonical, self.num_layers)
         assert disk is not None, name
         if is_matrix(name, weight):
             flat = weight.float().reshape(-1, weight.shape[-1])
@@ -77,14 +79,14 @@ class GgufModel:
             self.meant[name] = unpack(data, kind, tuple(weight.shape))
             self.tensors[disk] = (data.reshape(*weight.shape[:-1], -1), kind)
         else:
-            stored = gguf_names.transform(canonical, self.arch).to_disk(weight.float())
+            stored = self.names.transform(canonical).to_disk(weight.float())
             self.meant[name] = weight.float()
             self.tensors[disk] = (stored.float().numpy(), "F32")
 
     def write(self, path: Path, *, head: bool, only_head: bool = False, has_head: bool | None = None) -> None:
         """With or without block N; `only_head` writes that block alone."""
         writer = gguf.GGUFWriter(path, self.arch)
-        fields = gguf_metadata(self.config, has_head=head if has_head is None else has_head)
+        fields = gguf_metadata(self.config, head_layers=int(head if has_head is None else has_head))
         for key, value in fields.items():
             if key != "general.architecture":
                 kind = (

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from headlong import LLM, SamplingParams
-from headlong.checkpoint.names import NameMap
 from headlong.cli import head, quantize
 from headlong.cli.options import Parser
 from headlong.convert.head import open_artifact
+from headlong.models import registry
 
 PROMPTS = (
     "Write a short story about a shy dragon who learns to share.",
@@ -27,7 +27,7 @@ def tensors(path: Path) -> dict[str, tuple[str, Tensor]]:
     """Every tensor by canonical name, with its stored type and its bytes; those stored in a way of their own (MLX) as
     the values they stand for."""
     checkpoint = open_artifact(path)
-    names = NameMap(checkpoint)
+    names = registry.names_of(checkpoint)
     found = {}
     for name, info in names.sources.items():
         tensor = checkpoint.read(info.name)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from headlong.checkpoint.gguf import GgufFile, open_gguf
-from headlong.checkpoint.gguf_config import config_from_gguf, generation_config
-from headlong.checkpoint.gguf_names import num_main_layers
+from headlong.checkpoint.gguf_config import generation_config
+from headlong.checkpoint.gguf_names import in_head, num_main_layers
 from headlong.checkpoint.safetensors import read_file
 from headlong.checkpoint.shards import Shards, find_gguf, find_shards, find_sidecars
 from headlong.checkpoint.strict_json import read_object
@@ -29,7 +29,8 @@ QUANT_CONFIG = "hf_quant_config.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened checkpoint. `folder` is what was opened: a folder, or the GGUF file itself."""
+    """An opened checkpoint. `folder` is what was opened: a folder, or the GGUF file itself. `config` is its config.json;
+    a GGUF file has `metadata` instead, which its family reads."""
 
     folder: Path
     config: dict[str, Any]
@@ -151,11 +152,11 @@ def _open_gguf(path: Path, opened: Path) -> Checkpoint:
     """Opens a GGUF file and, where it has no head of its own, the head that lies beside it."""
     main = open_gguf(path)
     try:
-        config = config_from_gguf(main.metadata, main.tensors)
+        num_layers = num_main_layers(main.metadata)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
     tensors = dict(main.tensors)
-    layers = dict.fromkeys({info.file for info in main.tensors.values()}, num_main_layers(main.metadata))
+    layers = dict.fromkeys({info.file for info in main.tensors.values()}, num_layers)
     sidecars, mlx_files = set(), set()
     fault = None
     if not any(".nextn." in name for name in main.tensors):
@@ -171,7 +172,7 @@ def _open_gguf(path: Path, opened: Path) -> Checkpoint:
                 _add(tensors, info)
     return Checkpoint(
         folder=opened,
-        config=config,
+        config={},
         generation_config=generation_config(main.metadata),
         tensors=tensors,
         sidecars=frozenset(sidecars),
@@ -198,7 +199,7 @@ def _read_sidecar(file: Path, main: GgufFile, layers: dict[Path, int]) -> tuple[
             f"{file}: a head for {num_layers} layers, but {main.path.name} has {wanted}: it is another model's"
         )
     layers[file] = num_layers
-    kept = [info for info in side.tensors.values() if info.name.startswith(f"blk.{layers[file]}.")]
+    kept = [info for info in side.tensors.values() if in_head(info.name, num_layers)]
     log.info(
         "%s: %d tensors of the head, %d others left alone", file, len(kept), len(side.tensors) - len(kept)
     )

@@ -7,13 +7,10 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.checkpoint.names import NameMap
 from headlong.checkpoint.quant_config import QuantConfig
 from headlong.checkpoint.tensor_info import TensorInfo
-from headlong.checkpoint.transforms import rope_row_order
 from headlong.errors import CheckpointError
 from headlong.quant import detect as formats
 from headlong.quant.format import Format, Part, Shape
@@ -32,9 +29,7 @@ class Detector:
     ) -> None:
         self._names = names
         self._config = QuantConfig(checkpoint.config, checkpoint.quant_config)
-        self._gguf = checkpoint.gguf_arch if checkpoint.is_gguf else None
-        self._gguf_files = checkpoint.gguf_layers
-        self._sizes = checkpoint.config
+        self._is_gguf = checkpoint.is_gguf
         self._head_hint = dict(head_hint or {})
         self._formats: dict[tuple[str, Shape], Format] = {}
         """The formats of the matrices that were asked about."""
@@ -65,18 +60,10 @@ class Detector:
             self.disagreements[module] = (
                 f"the config says {says} ({claim.rule}), the tensors are {found.label}"
             )
-        elif self._config.method is None and not isinstance(found, PlainFormat) and self._gguf is None:
+        elif self._config.method is None and not isinstance(found, PlainFormat) and not self._is_gguf:
             self.disagreements[module] = f"the config names no quantisation, the tensors are {found.label}"
         self._formats[name, shape] = found
         return found
-
-    def row_order(self, name: str) -> Tensor | None:
-        """How the rows of `name` are to be reordered; None where they lie as the model wants them."""
-        info = self._names.sources.get(name)
-        if self._gguf != "llama" or info is None or info.file not in self._gguf_files:
-            return None
-        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
-        return None if heads is None else rope_row_order(self._sizes[heads], self._sizes["head_dim"])
 
 
 def _part(name: str, info: TensorInfo, shape: Shape) -> Part:

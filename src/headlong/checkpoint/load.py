@@ -99,13 +99,18 @@ class Expectations:
         return torch.empty(need.shape, dtype=self.dtype, device=self.device)
 
 
+def _as_they_lie(name: str) -> Tensor | None:  # noqa: ARG001 - whatever the tensor
+    return None
+
+
 class WeightLoader:
     """Reads each tensor when it is asked for.
 
     `keep_stored` keeps floats that are narrower than `dtype` as they are on disk, to be widened when they are
     multiplied. `repack` packs every matrix into that format, "none" unpacks them. `mapped` leaves matrices that need
     no conversion in their file, for who lays them out anew anyway. `wanted` names what will be asked for, so that what
-    is reported ends at `nbytes`; by default everything.
+    is reported ends at `nbytes`; by default everything. `row_order` says of a name how the rows of its tensor are to be
+    reordered; None where they lie as the model wants them.
     """
 
     def __init__(
@@ -118,6 +123,7 @@ class WeightLoader:
         keep_stored: bool = False,
         repack: Repack | None = None,
         mapped: bool = False,
+        row_order: Callable[[str], Tensor | None] = _as_they_lie,
     ) -> None:
         self.dtype = dtype
         self.device = torch.device(device)
@@ -126,6 +132,7 @@ class WeightLoader:
         self._keep_stored = keep_stored
         self._repack: Repack | None = repack
         self._mapped = mapped
+        self._row_order = row_order
         self.report: Callable[[int], None] = _unheard
         """Called with the number of bytes read so far, out of `nbytes`."""
         # One buffer for all conversions: a fresh one per tensor, freed between results that stay, leaves
@@ -161,7 +168,7 @@ class WeightLoader:
             stored = torch.empty(info.shape, dtype=torch.float64)
             read_into(info, stored, self._staging)
             result = transform.to_model(stored).to(self.device, target)
-        if (order := self._detector.row_order(name)) is not None:
+        if (order := self._row_order(name)) is not None:
             result = result[order.to(self.device)]
         self._advance(info.nbytes)
         return result
@@ -176,7 +183,7 @@ class WeightLoader:
         else:
             format = self._detector.format(name, shape)
             weight = self._packed(name, self._read_parts(infos), format, shape)
-        order = self._detector.row_order(name)
+        order = self._row_order(name)
         if order is not None:
             order = order.to(self.device)
             weight = weight[order] if isinstance(weight, Tensor) else weight.permuted(order)

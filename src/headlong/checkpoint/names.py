@@ -1,36 +1,26 @@
 """What a tensor is called: from the names on disk to the one canonical name model code asks for.
 
-Two tables hold all that is known of safetensors spelling: prefixes to rewrite and tensors to skip (each with a
-reason); GGUF has a table of its own. Knows nothing of which tensors a model needs; `verify` compares the two.
+What all safetensors checkpoints share is here: wrappers around the text model, MLX's name for the experts, and tensors
+to skip (each with a reason). What an architecture alone calls its tensors its family says in a `Naming` and, for GGUF,
+in a `GgufNames`. Knows nothing of which tensors a model needs; `verify` compares the two.
 
 Canonical names are those of the text model without a prefix: `embed_tokens.weight`,
 `layers.0.self_attn.q_proj.weight`, `norm.weight`, `lm_head.weight`, and the head's under `mtp.`.
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
-from headlong.checkpoint import gguf_names
 from headlong.checkpoint.checkpoint import Checkpoint
+from headlong.checkpoint.gguf_names import GgufNames, in_head
 from headlong.checkpoint.tensor_info import TensorInfo
-from headlong.checkpoint.transforms import IDENTITY, MLX_CONV, NORM, Transform
+from headlong.checkpoint.transforms import IDENTITY, Shape, Transform
 from headlong.errors import CheckpointError
 from headlong.quant.detect import PART_NAMES
 
-PREFIXES = (
-    # Longest first, and the first match wins: `model.` is a prefix of most others.
-    ("model.language_model.lm_head.", "lm_head."),
-    ("model.language_model.mtp.", "mtp."),
-    ("language_model.model.mtp.", "mtp."),
-    ("language_model.lm_head.", "lm_head."),
-    ("model.language_model.", ""),
-    ("language_model.model.", ""),
-    ("language_model.mtp.", "mtp."),
-    ("model.mtp.", "mtp."),
-    ("lm_head.", "lm_head."),
-    ("model.", ""),
-    ("mtp.", "mtp."),
-)
+WRAPPERS = ("model.language_model.", "language_model.model.", "language_model.", "model.")
+"""What stands before the text model's own names; the first that fits is cut off."""
 RENAMES = ((re.compile(r"\.mlp\.switch_mlp\."), ".mlp.experts."),)
 """MLX's name for the experts."""
 
@@ -59,16 +49,67 @@ class Skip:
     reason: str
 
 
-def canonical(disk_name: str, sidecar: bool = False) -> str | Skip:
+def as_usual(canonical_name: str, stored: Shape) -> Transform:  # noqa: ARG001 - whatever the tensor
+    return IDENTITY
+
+
+@dataclass(frozen=True)
+class Naming:
+    """What a family's tensors are called in safetensors, where that is not their canonical name."""
+
+    head_layer: str | None = None
+    """How the names of the head's layer k begin: with `{k}` in it, or with `{block}` for k after the main layers. None
+    where they are canonical, `mtp.layers.{k}.`"""
+    head_modules: Mapping[str, str] = field(default_factory=dict)
+    """Modules of a head's layer by their names on disk, with the canonical ones."""
+    mlx: Callable[[str, Shape], Transform] = as_usual
+    """How a file written by MLX stores the tensor of a canonical name and a shape on disk."""
+
+    def canonical(self, name: str, num_layers: int) -> str:
+        """Of a name without its wrapper, in a model of `num_layers` main layers."""
+        if self.head_layer is None or (match := self._pattern.match(name)) is None:
+            return name
+        k = int(match[1]) - ("{block}" in self.head_layer) * num_layers
+        if k < 0:
+            return name
+        rest = _replaced(name[match.end() :], self.head_modules)
+        return f"mtp.layers.{k}.{rest}"
+
+    def disk(self, canonical_name: str, num_layers: int) -> str:
+        """What this family calls a tensor of its head in a file of its own."""
+        match = _HEAD_LAYER.match(canonical_name)
+        if self.head_layer is None or match is None:
+            return canonical_name
+        prefix = self.head_layer.format(k=match[1], block=int(match[1]) + num_layers)
+        modules = {name: disk for disk, name in self.head_modules.items()}
+        return f"model.{prefix}{_replaced(canonical_name[match.end() :], modules)}"
+
+    @property
+    def _pattern(self) -> re.Pattern[str]:
+        assert self.head_layer is not None
+        return re.compile(re.sub(r"\\{(k|block)\\}", r"(\\d+)", re.escape(self.head_layer)))
+
+
+CANONICAL = Naming()
+_HEAD_LAYER = re.compile(r"mtp\.layers\.(\d+)\.")
+
+
+def _replaced(name: str, modules: Mapping[str, str]) -> str:
+    for module, replacement in modules.items():
+        if name.startswith(f"{module}."):
+            return replacement + name[len(module) :]
+    return name
+
+
+def canonical(
+    disk_name: str, naming: Naming = CANONICAL, *, num_layers: int = 0, sidecar: bool = False
+) -> str | Skip:
     """The canonical name of one safetensors tensor. In a `sidecar` every tensor belongs to the head."""
     for pattern, reason in SKIPS:
         if pattern.match(disk_name):
             return Skip(reason)
-    name = disk_name
-    for prefix, replacement in PREFIXES:
-        if disk_name.startswith(prefix):
-            name = replacement + disk_name[len(prefix) :]
-            break
+    prefix = next((prefix for prefix in WRAPPERS if disk_name.startswith(prefix)), "")
+    name = naming.canonical(disk_name[len(prefix) :], num_layers)
     for pattern, replacement in RENAMES:
         name = pattern.sub(replacement, name)
     return f"mtp.{name}" if sidecar and not name.startswith("mtp.") else name
@@ -78,24 +119,32 @@ class NameMap:
     """The canonical names of a checkpoint: for each the tensor on disk, how its values are stored where that is not
     the usual way, and the tensors left alone, by reason."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        naming: Naming = CANONICAL,
+        gguf: GgufNames | None = None,
+        num_layers: int = 0,
+    ) -> None:
+        """`gguf` names what lies in GGUF files; `num_layers` are the main layers of safetensors files."""
         self.sources: dict[str, TensorInfo] = {}
         self.transforms: dict[str, Transform] = {}
         self.skipped: dict[str, list[str]] = {}
         self._parts: dict[str, dict[str, TensorInfo]] = {}
         """Of the matrices that were asked about."""
-        has_conv = any(name.endswith("conv1d.weight") for name in checkpoint.tensors)
         for disk_name, info in checkpoint.tensors.items():
             if info.file in checkpoint.gguf_layers:
-                self._add_gguf(disk_name, info, checkpoint)
+                assert gguf is not None, "a GGUF file is named by its architecture's table"
+                self._add_gguf(disk_name, info, gguf, checkpoint.gguf_layers[info.file])
                 continue
-            name = canonical(disk_name, sidecar=info.file in checkpoint.sidecars)
+            in_sidecar = info.file in checkpoint.sidecars
+            name = canonical(disk_name, naming, num_layers=num_layers, sidecar=in_sidecar)
             if isinstance(name, Skip):
                 self.skipped.setdefault(name.reason, []).append(disk_name)
                 continue
             self._claim(name, info)
-            if info.file in checkpoint.mlx_files and has_conv:
-                self.transforms |= _mlx_transform(name, info)
+            if info.file in checkpoint.mlx_files:
+                self._transform(name, naming.mlx(name, info.shape))
 
     def __contains__(self, name: object) -> bool:
         """True if `name` is there, packed or not."""
@@ -112,18 +161,18 @@ class NameMap:
         found = {part: info for ending, part in endings.items() if (info := self.sources.get(stem + ending))}
         return self._parts.setdefault(name, dict(sorted(found.items())))
 
-    def _add_gguf(self, disk_name: str, info: TensorInfo, checkpoint: Checkpoint) -> None:
-        arch = checkpoint.gguf_arch
-        name = gguf_names.canonical(disk_name, arch, checkpoint.gguf_layers[info.file])
+    def _add_gguf(self, disk_name: str, info: TensorInfo, gguf: GgufNames, num_layers: int) -> None:
+        name = gguf.canonical(disk_name, num_layers)
         if name is None:
-            # Whatever is in the head's block is the head's: unknown there, it makes only the head unusable.
-            in_head = disk_name.startswith(f"blk.{checkpoint.gguf_layers[info.file]}.")
-            name = f"mtp.{disk_name}" if in_head else disk_name
+            # Whatever is in the head's blocks is the head's: unknown there, it makes only the head unusable.
+            name = f"mtp.{disk_name}" if in_head(disk_name, num_layers) else disk_name
         else:
-            transform = gguf_names.transform(name, arch)
-            if transform is not IDENTITY:
-                self.transforms[name] = transform
+            self._transform(name, gguf.transform(name))
         self._claim(name, info)
+
+    def _transform(self, name: str, transform: Transform) -> None:
+        if transform is not IDENTITY:
+            self.transforms[name] = transform
 
     def _claim(self, name: str, info: TensorInfo) -> None:
         if name in self.sources:
@@ -131,13 +180,3 @@ class NameMap:
                 f"{self.sources[name].name!r} and {info.name!r} on disk are both {name!r}; remove one of the two"
             )
         self.sources[name] = info
-
-
-def _mlx_transform(name: str, info: TensorInfo) -> dict[str, Transform]:
-    """MLX stores the norms of the Qwen family (the one with convolutions) with 1 added, and its convolutions with the
-    taps in the middle."""
-    if name.endswith("conv1d.weight"):
-        return {name: MLX_CONV}
-    kind = name.removesuffix(".weight").rpartition(".")[2]
-    is_norm = len(info.shape) == 1 and (kind.endswith("norm") or kind.startswith("pre_fc_norm_"))
-    return {name: NORM} if is_norm and not name.endswith("linear_attn.norm.weight") else {}

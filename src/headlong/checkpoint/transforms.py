@@ -5,6 +5,7 @@ neither names nor files: `gguf_names` and `names` say which tensor takes which.
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -115,7 +116,7 @@ MLX_CONV: Transform = _TapsInTheMiddle()
 
 
 def rope_row_order(num_heads: int, head_dim: int) -> Tensor:
-    """Index such that `model_rows = stored_rows[order]`, for q and k of `llama`.
+    """Index such that `model_rows = stored_rows[order]`, for q and k of an architecture that stores rotary pairs.
 
     On disk the two numbers of a rotary pair are neighbours; in the model they lie half a head apart.
     """
@@ -137,3 +138,17 @@ def tiled_row_order(num_key_heads: int, num_value_heads: int, value_dim: int) ->
 def inverse(order: Tensor) -> Tensor:
     """Index such that `stored_rows = model_rows[inverse(order)]`."""
     return torch.argsort(order)
+
+
+@dataclass(frozen=True)
+class Order:
+    """Indices to be taken of a tensor's rows and of its columns; None leaves them alone."""
+
+    rows: Tensor | None = None
+    columns: Tensor | None = None
+
+    def inverse(self) -> "Order":
+        return Order(*(None if part is None else inverse(part) for part in (self.rows, self.columns)))
+
+
+AS_IS = Order()

@@ -10,12 +10,12 @@ from headlong.checkpoint import source
 from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.checkpoint.detect import HEAD
 from headlong.checkpoint.load import Expectations
-from headlong.checkpoint.names import NameMap
 from headlong.cli.modules import Module, list_modules
 from headlong.config import EngineConfig
 from headlong.engine.build import Blueprint, survey
 from headlong.errors import HeadError, HeadlongError
 from headlong.layers.weights import Scope
+from headlong.models import registry
 from headlong.models.config import ModelConfig
 from headlong.ops.registry import Ops
 from headlong.progress import ProgressFn
@@ -101,7 +101,8 @@ def gather(
     device = config.resolve_device()
     try:
         checkpoint = Checkpoint.open(folder)
-        names = NameMap(checkpoint)
+        names = registry.names_of(checkpoint)
+        model_type = str(registry.config_of(checkpoint).get("model_type", "unknown"))
     except HeadlongError as error:
         return Facts(folder, str(error))
     blueprint, head, reason = _judge(checkpoint, config)
@@ -110,7 +111,7 @@ def gather(
         folder=folder,
         reason=reason,
         device=str(device),
-        model_type=str(checkpoint.config.get("model_type", "unknown")),
+        model_type=model_type,
         config=None if blueprint is None else blueprint.config,
         modules=list_modules(names, blueprint, ops, every=every),
         skipped=[
@@ -138,11 +139,11 @@ def _state_cost(blueprint: Blueprint, ops: Ops, context: int | None, batch: int)
     """Builds the model once more on tensors without data, to ask its layers what they keep."""
     expectations = Expectations(blueprint.names)
     dry = Ops(ops.dtype, expectations.device)
-    specs = blueprint.architecture.model(blueprint.config, Scope(expectations, dry)).state_specs
+    specs = blueprint.family.model(blueprint.config, Scope(expectations, dry)).state_specs
     max_drafts = 0
     if blueprint.head_refusal is None:
         max_drafts = blueprint.options.max_draft_tokens
-        specs |= blueprint.architecture.head(blueprint.config, Scope(expectations, dry, HEAD)).state_specs
+        specs |= blueprint.family.head(blueprint.config, Scope(expectations, dry, HEAD)).state_specs
     layers = list(specs.values())
     return StateCost(
         dtype=str(ops.dtype).removeprefix("torch."),

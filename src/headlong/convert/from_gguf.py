@@ -18,6 +18,7 @@ from headlong.convert.reading import DOWN, GATE, UP, Experts, Source
 from headlong.convert.rope_factors import llama3_parameters
 from headlong.convert.to_gguf import Written
 from headlong.errors import CheckpointError
+from headlong.models import registry
 from headlong.progress import ProgressFn, silent
 from headlong.text.gguf_tokenizer import write_tokenizer
 
@@ -93,7 +94,8 @@ def _gate_up(source: Source, prefix: str) -> Any:
 
 
 def _config(checkpoint: Checkpoint, source: Source, dtype: str) -> dict[str, Any]:
-    config = {key: value for key, value in checkpoint.config.items() if key != "linear_value_heads_tiled"}
+    described = registry.config_of(checkpoint)
+    config = {key: value for key, value in described.items() if key != "linear_value_heads_tiled"}
     config["dtype"] = dtype
     if source.has_head:  # which may have lain beside a file that does not know of it
         config |= {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False}
@@ -106,6 +108,5 @@ def _config(checkpoint: Checkpoint, source: Source, dtype: str) -> dict[str, Any
 
 def _generation_config(checkpoint: Checkpoint) -> dict[str, Any]:
     ids = ("bos_token_id", "eos_token_id", "pad_token_id")
-    return {
-        key: checkpoint.config[key] for key in ids if key in checkpoint.config
-    } | checkpoint.generation_config
+    config = registry.config_of(checkpoint)
+    return {key: config[key] for key in ids if key in config} | checkpoint.generation_config

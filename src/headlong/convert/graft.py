@@ -10,7 +10,6 @@ from pathlib import Path
 
 from headlong.checkpoint.checkpoint import CONFIG, QUANT_CONFIG, Checkpoint
 from headlong.checkpoint.detect import HEAD
-from headlong.checkpoint.gguf_names import LLAMA
 from headlong.checkpoint.gguf_writing import write_gguf
 from headlong.checkpoint.shards import INDEX, find_shards
 from headlong.checkpoint.writing import PARTIAL, replacing, replacing_folder, write_safetensors
@@ -27,11 +26,11 @@ from headlong.convert.folder import (
 )
 from headlong.convert.head import check_fits, head_tensors, joined, open_artifact, require_head, without_head
 from headlong.convert.head_entries import (
-    NO_LLAMA_HEAD,
-    architecture,
     gguf_head,
+    gguf_spec,
     head_file_metadata,
     head_metadata,
+    no_head_beside,
     safetensors_head,
     verbatim,
     with_blocks,
@@ -95,8 +94,8 @@ def _own(base: Checkpoint) -> Checkpoint:
 def _to_file(
     model: Checkpoint, whole: Checkpoint, out: Path, head_type: str, force: bool, progress: ProgressFn
 ) -> Written:
-    if architecture(model) == LLAMA:
-        raise CheckpointError(f"{out}: {NO_LLAMA_HEAD}")
+    if not (spec := gguf_spec(model)).runs_head:
+        raise CheckpointError(f"{out}: {no_head_beside(spec)}")
     notes: list[str] = []
     with replacing(out, force=force) as partial:
         if model.is_gguf:

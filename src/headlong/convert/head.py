@@ -14,7 +14,6 @@ import torch
 from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.checkpoint.detect import HEAD
 from headlong.checkpoint.load import Expectations
-from headlong.checkpoint.names import NameMap
 from headlong.checkpoint.safetensors import read_file
 from headlong.checkpoint.tensor_info import TensorInfo
 from headlong.errors import CheckpointError, HeadError
@@ -43,16 +42,16 @@ def open_artifact(path: Path) -> Checkpoint:
     if path.suffix != ".safetensors" or not path.is_file():
         return Checkpoint.open(path)
     tensors, metadata = read_file(path)
-    named = {name: info for name, info in tensors.items() if HEAD in name}
-    return Checkpoint(
+    whole = Checkpoint(
         folder=path,
         config=_told(metadata),
         generation_config={},
-        # In the shard of a model the head's tensors are those that say so; in a file of its own all may be.
-        tensors=named or tensors,
-        sidecars=frozenset({path}),
+        tensors=tensors,
         mlx_files=frozenset({path} if metadata.get("format") == "mlx" else ()),
     )
+    # In the shard of a model the head's tensors are those that say so; in a file of its own all may be.
+    named = {info.name: info for info in head_tensors(whole).values()}
+    return replace(whole, tensors=named or tensors, sidecars=frozenset({path}))
 
 
 def _told(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,7 +62,9 @@ def _told(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def head_tensors(checkpoint: Checkpoint) -> dict[str, TensorInfo]:
     """Every tensor of the head by canonical name; empty where there is none."""
-    return {name: info for name, info in NameMap(checkpoint).sources.items() if name.startswith(HEAD)}
+    return {
+        name: info for name, info in registry.names_of(checkpoint).sources.items() if name.startswith(HEAD)
+    }
 
 
 def require_head(checkpoint: Checkpoint) -> dict[str, TensorInfo]:
@@ -75,7 +76,7 @@ def require_head(checkpoint: Checkpoint) -> dict[str, TensorInfo]:
 
 def is_head_alone(checkpoint: Checkpoint) -> bool:
     """True for what holds a head and no model."""
-    return all(name.startswith(HEAD) for name in NameMap(checkpoint).sources)
+    return all(name.startswith(HEAD) for name in registry.names_of(checkpoint).sources)
 
 
 def without_head(checkpoint: Checkpoint) -> Checkpoint:
@@ -110,7 +111,7 @@ def sizes(checkpoint: Checkpoint) -> dict[str, str | int]:
     """The family and the sizes a head is made for, as far as they are known."""
     if checkpoint.folder.suffix == ".safetensors":
         return dict(checkpoint.config)
-    config = registry.find(checkpoint.config).parse(checkpoint.config)
+    config = registry.read_config(registry.config_of(checkpoint))
     attention, moe = config.attention, config.moe
     found: dict[str, str | int] = {
         MODEL_TYPE: config.model_type,
@@ -156,12 +157,10 @@ def _family(model_type: object) -> str | None:
 
 
 def _check_shapes(base: Checkpoint, head: Checkpoint) -> None:
-    names = NameMap(joined(base, head))
-    architecture = registry.find(base.config)
-    needs = Expectations(names)
-    architecture.head(
-        architecture.parse(base.config), Scope(needs, Ops(torch.float32, torch.device("meta")), HEAD)
-    )
+    names = registry.names_of(joined(base, head))
+    config = registry.config_of(base)
+    family, needs = registry.find(config), Expectations(names)
+    family.head(family.config(config), Scope(needs, Ops(torch.float32, torch.device("meta")), HEAD))
     for name, need in needs.expected.items():
         info = names.sources.get(name)
         if info is None or not info.is_float:

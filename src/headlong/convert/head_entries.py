@@ -12,9 +12,7 @@ from torch import Tensor
 
 from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.checkpoint.detect import HEAD
-from headlong.checkpoint.gguf_config import gguf_architecture, gguf_metadata
-from headlong.checkpoint.gguf_names import LLAMA, num_main_layers
-from headlong.checkpoint.names import NameMap
+from headlong.checkpoint.gguf_names import in_head, num_main_layers
 from headlong.checkpoint.tensor_info import TensorInfo, read_tensor
 from headlong.checkpoint.transforms import Transform
 from headlong.checkpoint.writing import Entry, copied
@@ -23,6 +21,8 @@ from headlong.convert.head import head_tensors, is_head_alone, sizes
 from headlong.convert.reading import Source
 from headlong.convert.to_gguf import gguf_entries
 from headlong.errors import CheckpointError
+from headlong.models import registry
+from headlong.models.gguf import GgufSpec
 
 UNPACKED = "BF16"
 """What a GGUF head becomes in safetensors."""
@@ -33,7 +33,6 @@ PER_BLOCK = (
     "feed_forward_length",
 )
 """Keys that may hold one value for each block."""
-NO_LLAMA_HEAD = "llama.cpp knows no MTP head for a llama; name a folder, where the head lies beside the model"
 _NOT_KEPT = ("general.alignment", "split.")
 
 
@@ -44,7 +43,7 @@ def verbatim(info: TensorInfo, name: str | None = None) -> Entry:
 
 def safetensors_head(checkpoint: Checkpoint) -> list[Entry]:
     """The head under `mtp.*`: verbatim, with all its parts, unless it is stored as only GGUF or MLX would."""
-    names = NameMap(checkpoint)
+    names = registry.names_of(checkpoint)
     head = {name: info for name, info in names.sources.items() if name.startswith(HEAD)}
     if any(info.file in checkpoint.gguf_layers for info in head.values()):
         if is_head_alone(checkpoint):
@@ -76,27 +75,36 @@ def gguf_head(checkpoint: Checkpoint, type: str) -> list[Entry]:
     head = head_tensors(checkpoint)
     if all(info.file in checkpoint.gguf_layers for info in head.values()):
         return [verbatim(info) for info in head.values()]
-    arch = architecture(checkpoint)
-    if arch == LLAMA:
+    spec = gguf_spec(checkpoint)
+    if not spec.runs_head:
         raise CheckpointError(
-            f"{checkpoint.folder}: {NO_LLAMA_HEAD}, or a .safetensors file for the head alone"
+            f"{checkpoint.folder}: {no_head_beside(spec)}, or a .safetensors file for the head alone"
         )
     source = Source(checkpoint)
-    block = f"blk.{len(source.config.layer_types)}."
-    return [entry for entry in gguf_entries(source, arch, type, type) if entry.name.startswith(block)]
+    entries, count = gguf_entries(source, spec, type, type), len(source.config.layer_types)
+    return [entry for entry in entries if in_head(entry.name, count)]
 
 
-def architecture(checkpoint: Checkpoint) -> str:
-    return checkpoint.gguf_arch if checkpoint.is_gguf else gguf_architecture(checkpoint.config)
+def gguf_spec(checkpoint: Checkpoint) -> GgufSpec:
+    """Of the GGUF file that it is or would become."""
+    if checkpoint.is_gguf:
+        return registry.find_gguf(checkpoint.metadata)[1]
+    return registry.written_spec(checkpoint.config)
+
+
+def no_head_beside(spec: GgufSpec) -> str:
+    return (
+        f"llama.cpp knows no MTP head for a {spec.arch}; name a folder, where the head lies beside the model"
+    )
 
 
 def head_file_metadata(checkpoint: Checkpoint) -> dict[str, Any]:
     """For a GGUF file of the head alone: all but the tokenizer, which is the model's."""
     if not checkpoint.is_gguf:
-        return gguf_metadata(checkpoint.config, has_head=True) | {"general.type": "model"}
+        return registry.gguf_metadata(checkpoint.config, head_layers=1) | {"general.type": "model"}
     kept = {k: v for k, v in checkpoint.metadata.items() if not k.startswith("tokenizer.")}
     return with_blocks(kept, has_head=True) | {
-        f"{checkpoint.gguf_arch}.vocab_size": checkpoint.config["vocab_size"]
+        f"{checkpoint.gguf_arch}.vocab_size": registry.config_of(checkpoint)["vocab_size"]
     }
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.checkpoint.detect import HEAD
 from headlong.checkpoint.load import WeightLoader
-from headlong.convert.layout import AS_IS, Order, grouped_order
+from headlong.checkpoint.transforms import AS_IS, Order
 from headlong.engine.build import Blueprint, survey
 from headlong.errors import CheckpointError
 from headlong.quant.format import Weight
@@ -55,7 +55,6 @@ class Source:
             else:
                 self.shapes[name] = need.shape
         self._loader = _loader(blueprint)
-        self._tiled = bool(checkpoint.config.get("linear_value_heads_tiled"))
 
     def _add_experts(self, prefix: str) -> None:
         moe = self.config.moe
@@ -111,13 +110,22 @@ class Source:
 
     def _composed(self, name: str, order: Order) -> Order:
         """`order` of the rows as the model has them, told of the rows as they lie in the file."""
-        stored = grouped_order(name, self.config) if self._tiled else AS_IS
+        gguf, delta_net = self.blueprint.family.gguf, self.config.delta_net
+        tiled = gguf is not None and delta_net is not None and delta_net.tiled
+        stored = gguf.order(name, self.config) if gguf is not None and tiled else AS_IS
         return Order(_then(stored.rows, order.rows), _then(stored.columns, order.columns))
 
 
 def _loader(blueprint: Blueprint) -> WeightLoader:
     # Floats stay as they are stored until their rows are asked for.
-    return WeightLoader(blueprint.names, blueprint.detector, torch.float32, "cpu", keep_stored=True)
+    return WeightLoader(
+        blueprint.names,
+        blueprint.detector,
+        torch.float32,
+        "cpu",
+        keep_stored=True,
+        row_order=blueprint.row_order,
+    )
 
 
 def _then(first: Tensor | None, second: Tensor | None) -> Tensor | None:

@@ -12,14 +12,15 @@ from typing import Any
 from gguf import LlamaFileType
 
 from headlong.checkpoint.checkpoint import Checkpoint
-from headlong.checkpoint.gguf_config import gguf_architecture, gguf_metadata, sampling_metadata
-from headlong.checkpoint.gguf_names import LLAMA, ROPE_FACTORS, disk, transform
+from headlong.checkpoint.gguf_config import sampling_metadata
+from headlong.checkpoint.gguf_names import ROPE_FACTORS
 from headlong.checkpoint.gguf_writing import block_elements, gguf_nbytes, write_gguf
 from headlong.checkpoint.strict_json import read_object
 from headlong.checkpoint.writing import Entry, replacing
-from headlong.convert.layout import disk_order
 from headlong.convert.reading import Source
 from headlong.errors import CheckpointError
+from headlong.models import registry
+from headlong.models.gguf import GgufSpec
 from headlong.progress import ProgressFn, silent
 from headlong.text.gguf_tokenizer import gguf_tokenizer_fields
 
@@ -55,18 +56,18 @@ def to_gguf(
     """Writes `checkpoint` to the file `out`. `head_type` is that of the head's matrices, by default `type`."""
     if checkpoint.is_gguf:
         raise CheckpointError(f"{checkpoint.folder}: is GGUF already; name a folder to write safetensors")
-    arch = gguf_architecture(checkpoint.config)
+    spec = registry.written_spec(checkpoint.config)
     source = Source(checkpoint)
     if source.config.dense_layers:
         raise CheckpointError(
-            f"{checkpoint.folder}: some layers have no experts, which a {arch} GGUF cannot say"
+            f"{checkpoint.folder}: some layers have no experts, which a {spec.arch} GGUF cannot say"
         )
     notes: list[str] = []
-    entries = gguf_entries(source, arch, type, head_type or type)
-    metadata = _metadata(checkpoint, arch, source.has_head, type, notes)
-    if arch == LLAMA and source.has_head:
+    entries = gguf_entries(source, spec, type, head_type or type)
+    metadata = _metadata(checkpoint, spec.arch, source.has_head, type, notes)
+    if source.has_head and not spec.runs_head:
         notes.append(
-            "llama.cpp reads no MTP head beside a llama and will refuse this file; Headlong reads it"
+            f"llama.cpp reads no MTP head beside a {spec.arch} and will refuse this file; Headlong reads it"
         )
     delta_net = source.config.delta_net
     if delta_net is not None and delta_net.key_dim != delta_net.value_dim:
@@ -79,18 +80,18 @@ def to_gguf(
     return Written(out, nbytes, len(entries), source.has_head, notes)
 
 
-def gguf_entries(source: Source, arch: str, type: str, head_type: str) -> list[Entry]:
+def gguf_entries(source: Source, spec: GgufSpec, type: str, head_type: str) -> list[Entry]:
     num_layers = len(source.config.layer_types)
     entries, unknown = [], []
     for name, shape in source.shapes.items():
-        disk_name = disk(name, arch, num_layers)
+        disk_name = spec.names.disk(name, num_layers)
         if disk_name is None:
             unknown.append(name)
             continue
-        stored = transform(name, arch).disk_shape(shape)
+        stored = spec.names.transform(name).disk_shape(shape)
         wanted = head_type if name.startswith("mtp.") else type
         dtype = storage_type(disk_name, stored, wanted.upper())
-        entries.append(Entry(disk_name, dtype, stored, _data(source, name, arch)))
+        entries.append(Entry(disk_name, dtype, stored, _data(source, name, spec)))
     if unknown:
         raise CheckpointError(f"GGUF has no place for {', '.join(unknown)}")
     config = source.config
@@ -100,9 +101,9 @@ def gguf_entries(source: Source, arch: str, type: str, head_type: str) -> list[E
     return entries
 
 
-def _data(source: Source, name: str, arch: str) -> Any:
-    order = disk_order(name, source.config, arch)
-    stored = transform(name, arch)
+def _data(source: Source, name: str, spec: GgufSpec) -> Any:
+    order = spec.order(name, source.config).inverse()
+    stored = spec.names.transform(name)
     if source.is_vector(name):
         return lambda: stored.to_disk(source.vector(name, order))
     return lambda: (stored.to_disk(tile) for tile in source.read_float(name, order))
@@ -121,7 +122,7 @@ def _metadata(
     checkpoint: Checkpoint, arch: str, has_head: bool, type: str, notes: list[str]
 ) -> dict[str, Any]:
     file_type = LlamaFileType.ALL_F32 if type == "f32" else LlamaFileType[f"MOSTLY_{type.upper()}"]
-    sizes = gguf_metadata(checkpoint.config, has_head)
+    sizes = registry.gguf_metadata(checkpoint.config, head_layers=int(has_head))
     return {
         "general.architecture": arch,
         "general.type": "model",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.checkpoint.detect import HEAD, Detector
@@ -25,6 +26,7 @@ from headlong.models import registry
 from headlong.models.config import ModelConfig
 from headlong.models.decoder import DecoderModel
 from headlong.models.embeddings import Embeddings
+from headlong.models.family import Family
 from headlong.models.mtp import MtpHead
 from headlong.ops.native import threads_for_native
 from headlong.ops.registry import Ops, default_dtype
@@ -53,7 +55,7 @@ class Blueprint:
     names: NameMap
     detector: Detector
     config: ModelConfig
-    architecture: registry.Architecture
+    family: Family
     expected: dict[str, Need]
     """What will be loaded, by canonical name; the head's among it if it is usable."""
     formats: dict[str, Format]
@@ -77,6 +79,13 @@ class Blueprint:
                 info = self.names.sources[name]
                 totals[info.dtype] = totals.get(info.dtype, 0) + info.nbytes
         return STORED_DTYPES[max(totals, key=lambda dtype: totals[dtype])] if totals else None
+
+    def row_order(self, name: str) -> Tensor | None:
+        """How the rows of a tensor are to be reordered on load."""
+        gguf, info = self.family.gguf, self.names.sources.get(name)
+        if gguf is None or not gguf.reordered_on_load or info is None:
+            return None
+        return gguf.order(name, self.config).rows if info.file in self.checkpoint.gguf_layers else None
 
     @property
     def repacked_head(self) -> Repack | None:
@@ -117,13 +126,13 @@ def survey(checkpoint: Checkpoint, options: EngineConfig | None = None) -> Bluep
     A target that does not fit is an error. A head that does not is one if MTP was insisted on; else it is a reason.
     """
     options = options or EngineConfig()
-    architecture = registry.find(checkpoint.config)
-    config = architecture.parse(checkpoint.config)
-    names = NameMap(checkpoint)
+    described = registry.config_of(checkpoint)
+    family = registry.find(described)
+    config, names = family.config(described), registry.names_of(checkpoint)
     detector = Detector(checkpoint, names, _head_hint(options))
     verifier = Verifier(names, detector)
     dry = Scope(source := Expectations(names), Ops(torch.float32, torch.device("meta")))
-    architecture.model(config, dry)
+    family.model(config, dry)
     expected = dict(source.expected)
     where = checkpoint.folder
     verifier.verify(expected, what="model", where=where, prefix_filter=lambda name: not name.startswith(HEAD))
@@ -131,7 +140,7 @@ def survey(checkpoint: Checkpoint, options: EngineConfig | None = None) -> Bluep
     if refusal is None:
         source = Expectations(names)
         try:
-            architecture.head(config, Scope(source, dry.ops, HEAD))
+            family.head(config, Scope(source, dry.ops, HEAD))
             verifier.verify(
                 source.expected,
                 what="MTP head",
@@ -145,7 +154,7 @@ def survey(checkpoint: Checkpoint, options: EngineConfig | None = None) -> Bluep
     for module, sentence in detector.disagreements.items():
         log.info("%s: %s; the tensors decide", module, sentence)
     return Blueprint(
-        checkpoint, names, detector, config, architecture, expected, verifier.formats, refusal, options
+        checkpoint, names, detector, config, family, expected, verifier.formats, refusal, options
     )
 
 
@@ -203,7 +212,7 @@ def build(blueprint: Blueprint, *, device: torch.device, progress: ProgressFn = 
         loader.report = lambda done: progress("load weights", done, total)
         head_loader.report = lambda done: progress("load weights", first + done, total)
         try:
-            model = blueprint.architecture.model(blueprint.config, Scope(loader, ops))
+            model = blueprint.family.model(blueprint.config, Scope(loader, ops))
         except CheckpointError as error:
             raise CheckpointError(f"{blueprint.checkpoint.folder}: {error}") from error
         with nullcontext() if elsewhere is None else refusing_oom_on(elsewhere):
@@ -232,7 +241,7 @@ def _build_head(blueprint: Blueprint, ops: Ops, loader: WeightLoader) -> tuple[M
     if blueprint.head_refusal is not None:
         return None, blueprint.head_refusal
     try:
-        return blueprint.architecture.head(blueprint.config, Scope(loader, ops, HEAD)), None
+        return blueprint.family.head(blueprint.config, Scope(loader, ops, HEAD)), None
     except CheckpointError as error:
         return None, _refuse(blueprint.options, f"{blueprint.checkpoint.folder}: {error}")
 
@@ -258,4 +267,5 @@ def _loader(blueprint: Blueprint, dtype: torch.dtype, ops: Ops, *, head: bool) -
         keep_stored=(blueprint.is_packed or ops.native) and not (head and options.draft_dtype != "auto"),
         repack=blueprint.repacked_head if head else None,
         mapped=ops.native,
+        row_order=blueprint.row_order,
     )

@@ -18,7 +18,8 @@ from headlong.state.paged_kv import PagedKv, PagedKvSpec
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """`gated`: q_proj gives an output gate beside each query. `normed`: queries and keys have norms of their own."""
+    """`bias`: q, k and v have biases; `out_bias`: so has o. `gated`: q_proj gives an output gate beside each query.
+    `normed`: queries and keys have norms of their own, stored as w where 1 + w is meant if they are `centred_norms`."""
 
     hidden_size: int
     num_heads: int
@@ -26,8 +27,10 @@ class AttentionConfig:
     head_dim: int
     eps: float
     bias: bool = False
+    out_bias: bool = False
     gated: bool = True
     normed: bool = True
+    centred_norms: bool = True
 
 
 class Attention:
@@ -44,7 +47,7 @@ class Attention:
         self.project = scope.projection(
             *parts, in_features=c.hidden_size, gates=gates, order=order, bias=c.bias
         )
-        self.out = scope.linear("o_proj", c.hidden_size, heads * dim, bias=c.bias)
+        self.out = scope.linear("o_proj", c.hidden_size, heads * dim, bias=c.out_bias)
         qk_norm = self._qk_norm(scope) if c.normed else None
         self.attend = scope.ops.gated_attention(GatedAttentionWeights(heads, kv, dim, qk_norm, c.gated))
 
@@ -59,7 +62,10 @@ class Attention:
     def _qk_norm(self, scope: Scope) -> RmsNorm:
         """Rotation keeps lengths, so the softmax scale can ride on the queries' norm."""
         c, dim = self.config, self.config.head_dim
-        q_norm, k_norm = scope.norm_weight("q_norm", dim) * dim**-0.5, scope.norm_weight("k_norm", dim)
+        q_norm, k_norm = (
+            scope.norm_weight(name, dim, centred=c.centred_norms) for name in ("q_norm", "k_norm")
+        )
+        q_norm = q_norm * dim**-0.5
         return RmsNorm(
             torch.cat([q_norm.expand(c.num_heads, dim), k_norm.expand(c.num_kv_heads, dim)]), c.eps
         )

@@ -1,18 +1,67 @@
-"""Llama: plain attention over the whole head, and a dense MLP, either with biases in some models.
+"""Llama: attention over the whole head without norms of its own, and a dense MLP, either with biases in some models."""
 
-The family's layers alone; what they are strung into is in decoder.py and mtp.py.
-"""
+import re
+from collections.abc import Mapping
+from typing import Any
 
-from headlong.layers.attention import Attention
-from headlong.layers.decoder import DecoderLayer
-from headlong.layers.mlp import Mlp
-from headlong.layers.weights import Scope
-from headlong.models.config import ModelConfig
+from headlong.checkpoint.gguf_config import Keys
+from headlong.checkpoint.gguf_names import ATTENTION, MLP, MLP_NORM, GgufNames, suffixed
+from headlong.checkpoint.transforms import AS_IS, Order, rope_row_order
+from headlong.models.config import FULL, MAX_LAYERS, ModelConfig
+from headlong.models.config_fields import Fields, attention, decoder, divided_head_dim, without_nulls
+from headlong.models.dense import decoder_layer
+from headlong.models.family import Family
+from headlong.models.gguf import GgufSpec, Tensors
+
+_ROTARY_ROWS = re.compile(r"(mtp\.)?layers\.\d+\.self_attn\.([qk])_proj\.(weight|bias)")
 
 
-def decoder_layer(config: ModelConfig, index: int | None, scope: Scope) -> DecoderLayer:  # noqa: ARG001 - all alike
-    """The head's block is one like all others."""
-    attention = Attention(config.attention, scope("self_attn"))
-    name, eps = scope.prefix.rstrip("."), config.eps
-    mlp = Mlp.load(config.hidden_size, config.intermediate_size, scope("mlp"), bias=config.mlp_bias)
-    return DecoderLayer(name, attention, mlp, scope, config.hidden_size, eps, centred=config.centred_norms)
+def read_config(config: Mapping[str, Any]) -> ModelConfig:
+    f = Fields(without_nulls(config), "config.json")
+    head_dim = divided_head_dim(f)
+    kv_heads = f.int("num_key_value_heads", f.int("num_attention_heads"))
+    bias = f.bool("attention_bias", False)
+    return decoder(
+        f,
+        attention(f, head_dim, kv_heads, bias=bias, out_bias=bias, gated=False, normed=False),
+        rotary_part=1.0,
+        max_position=2048,
+        model_type=str(config.get("model_type")),
+        intermediate_size=f.int("intermediate_size"),
+        layer_types=(FULL,) * f.int("num_hidden_layers", high=MAX_LAYERS),
+        tied=f.bool("tie_word_embeddings", False),
+        mlp_bias=f.bool("mlp_bias", False),
+        centred_norms=False,
+    )
+
+
+def _fields(keys: Keys, tensors: Tensors, num_layers: int) -> dict[str, Any]:  # noqa: ARG001 - all alike
+    if keys.int("expert_count", 0, low=0):
+        raise keys.fault("expert_count", "a llama with experts is not supported")
+    return {
+        "intermediate_size": keys.int("feed_forward_length"),
+        "mlp_bias": any(name.endswith(".ffn_up.bias") for name in tensors),
+    }
+
+
+def _order(name: str, config: ModelConfig) -> Order:
+    """On disk the two numbers of a rotary pair are neighbours."""
+    match = _ROTARY_ROWS.fullmatch(name)
+    if match is None:
+        return AS_IS
+    heads = config.attention.num_heads if match[2] == "q" else config.attention.num_kv_heads
+    return Order(rows=rope_row_order(heads, config.attention.head_dim))
+
+
+FAMILY = Family(
+    config=read_config,
+    layer=decoder_layer,
+    gguf=GgufSpec(
+        names=GgufNames("llama", suffixed(ATTENTION | MLP | MLP_NORM)),
+        model_type="llama",
+        class_name="LlamaForCausalLM",
+        fields=_fields,
+        order=_order,
+        reordered_on_load=True,
+    ),
+)

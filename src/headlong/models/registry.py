@@ -1,49 +1,92 @@
-"""Which code serves which `model_type`. One row per architecture."""
+"""Which family serves which `model_type`: one row for each. And what a family makes of an opened checkpoint."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
-from headlong.errors import ConfigError
-from headlong.layers.weights import Scope
-from headlong.models import llama, qwen3_5
-from headlong.models.config import ModelConfig, parse_llama, parse_qwen
-from headlong.models.decoder import DecoderModel, LayerFactory
-from headlong.models.mtp import MtpHead
+from headlong.checkpoint.checkpoint import Checkpoint
+from headlong.checkpoint.names import NameMap, Naming
+from headlong.checkpoint.tensor_info import TensorInfo
+from headlong.errors import CheckpointError, ConfigError
+from headlong.models import gguf, llama, qwen3_5
+from headlong.models.config import ModelConfig
+from headlong.models.family import Family
 
-
-@dataclass(frozen=True)
-class Architecture:
-    """How to read a config and build the target and its head."""
-
-    parse: Callable[[Mapping[str, Any]], ModelConfig]
-    layer: LayerFactory
-
-    def model(self, config: ModelConfig, scope: Scope) -> DecoderModel:
-        return DecoderModel(config, self.layer, scope)
-
-    def head(self, config: ModelConfig, scope: Scope) -> MtpHead:
-        return MtpHead(config, self.layer, scope)
-
-
-_DENSE = Architecture(partial(parse_qwen, moe=False, interleaved=False), qwen3_5.decoder_layer)
-_MOE = Architecture(partial(parse_qwen, moe=True, interleaved=False), qwen3_5.decoder_layer)
-_NEXT = Architecture(partial(parse_qwen, moe=True, interleaved=True), qwen3_5.decoder_layer)
-
-ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture(parse_llama, llama.decoder_layer),
-    "qwen3_5": _DENSE,
-    "qwen3_5_text": _DENSE,
-    "qwen3_5_moe": _MOE,
-    "qwen3_5_moe_text": _MOE,
-    "qwen3_next": _NEXT,
+FAMILIES: dict[str, Family] = {
+    "llama": llama.FAMILY,
+    "qwen3_5": qwen3_5.DENSE,
+    "qwen3_5_text": qwen3_5.DENSE,
+    "qwen3_5_moe": qwen3_5.MOE,
+    "qwen3_5_moe_text": qwen3_5.MOE,
+    "qwen3_next": qwen3_5.NEXT,
 }
+BY_ARCHITECTURE = {family.gguf.arch: family for family in FAMILIES.values() if family.gguf is not None}
+"""Of GGUF files."""
 
 
-def find(config: Mapping[str, Any]) -> Architecture:
+def find(config: Mapping[str, Any]) -> Family:
     kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
         raise ConfigError(f"config.json: model_type {kind!r} is not supported; Headlong serves {known}")
-    return ARCHITECTURES[kind]
+    return FAMILIES[kind]
+
+
+def find_gguf(metadata: Mapping[str, Any]) -> tuple[Family, gguf.GgufSpec]:
+    """By what a GGUF file says."""
+    arch = metadata.get("general.architecture")
+    family = BY_ARCHITECTURE.get(arch) if isinstance(arch, str) else None
+    if family is None or family.gguf is None:
+        known = ", ".join(sorted(BY_ARCHITECTURE))
+        raise CheckpointError(f"general.architecture: {arch!r} is not supported; Headlong reads {known}")
+    return family, family.gguf
+
+
+def written_spec(config: Mapping[str, Any]) -> gguf.GgufSpec:
+    """Of the GGUF file that a model with this config.json would be written as."""
+    kind = config.get("model_type")
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if family is None or family.gguf is None:
+        known = ", ".join(sorted(name for name, found in FAMILIES.items() if found.gguf is not None))
+        raise CheckpointError(
+            f"config.json: model_type {kind!r} has no GGUF architecture here; known are {known}"
+        )
+    return family.gguf
+
+
+def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    """What config.json would say of the model in a GGUF file."""
+    return gguf.config_from_gguf(find_gguf(metadata)[1], metadata, tensors)
+
+
+def gguf_metadata(config: Mapping[str, Any], *, head_layers: int) -> dict[str, Any]:
+    """The keys of the architecture for a config.json, wrapped or not, and a head of so many layers or none."""
+    spec, text = written_spec(config), config.get("text_config", config)
+    return gguf.gguf_metadata(spec, read_config(config), text, head_layers)
+
+
+def read_config(config: Mapping[str, Any]) -> ModelConfig:
+    return find(config).config(config)
+
+
+def config_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The checkpoint's config.json, or what it would say."""
+    if checkpoint.config or not checkpoint.is_gguf:
+        return checkpoint.config
+    try:
+        return config_from_gguf(checkpoint.metadata, checkpoint.tensors)
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.folder}: {error}") from error
+
+
+def names_of(checkpoint: Checkpoint) -> NameMap:
+    """The canonical names of its tensors; those of a model nobody knows are the usual ones."""
+    in_gguf, spec = find_gguf(checkpoint.metadata) if checkpoint.gguf_layers else (None, None)
+    text = checkpoint.config.get("text_config", checkpoint.config)
+    family = FAMILIES.get(str(checkpoint.config.get("model_type")), in_gguf)
+    count = text.get("num_hidden_layers") if isinstance(text, Mapping) else None
+    return NameMap(
+        checkpoint,
+        Naming() if family is None else family.naming,
+        None if spec is None else spec.names,
+        num_layers=count if type(count) is int else 0,
+    )

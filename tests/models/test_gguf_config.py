@@ -8,11 +8,11 @@ import pytest
 import torch
 from gguf import GGUFReader, GGUFWriter
 
-from headlong.checkpoint.gguf_config import config_from_gguf, gguf_architecture, gguf_metadata
 from headlong.checkpoint.source import EMBEDDED
 from headlong.checkpoint.tensor_info import TensorInfo
-from headlong.errors import CheckpointError
+from headlong.errors import CheckpointError, ConfigError
 from headlong.models import registry
+from headlong.models.registry import config_from_gguf, gguf_metadata
 
 QWEN = {
     "general.architecture": "qwen35",
@@ -84,8 +84,8 @@ def test_embedded_model() -> None:
     real = {key: value for key, value in embedded_config().items() if key not in not_stored}
     assert {key: found[key] for key in real} == real
     assert found["linear_value_heads_tiled"] is True
-    mine = registry.find(found).parse(found)
-    theirs = registry.find(real).parse(real)
+    mine = registry.read_config(found)
+    theirs = registry.read_config(real)
     for field in (
         "attention",
         "layer_types",
@@ -101,19 +101,19 @@ def test_embedded_model() -> None:
 
 def test_metadata_of_the_embedded_model() -> None:
     """Of what llama.cpp's files say, all but the tokenizer's; and ours can be read by the gguf package's names."""
-    found = gguf_metadata(embedded_config(), has_head=True)
+    found = gguf_metadata(embedded_config(), head_layers=1)
     expected = {key: value for key, value in QWEN.items() if not key.startswith("tokenizer.")}
     assert {key: found[key] for key in expected} == expected | {
         "qwen35.attention.layer_norm_rms_epsilon": 1e-6
     }
     assert found.keys() - expected.keys() == {"qwen35.vocab_size"}
-    plain = gguf_metadata(embedded_config(), has_head=False)
+    plain = gguf_metadata(embedded_config(), head_layers=0)
     assert plain["qwen35.block_count"] == 8 and "qwen35.nextn_predict_layers" not in plain
 
 
 def test_there_and_back() -> None:
     config = config_from_gguf(QWEN, table(EMBEDDING))
-    again = config_from_gguf(gguf_metadata(config, has_head=True), table(EMBEDDING))
+    again = config_from_gguf(gguf_metadata(config, head_layers=1), table(EMBEDDING))
     assert again == {key: value for key, value in config.items() if not key.endswith("_token_id")}
 
 
@@ -131,11 +131,11 @@ def test_experts() -> None:
     del metadata["qwen35moe.feed_forward_length"]
     found = config_from_gguf(metadata, table(EMBEDDING, info("output.weight", 8192, 384)))
     assert found["model_type"] == "qwen3_5_moe_text" and not found["tie_word_embeddings"]
-    parsed = registry.find(found).parse(found)
+    parsed = registry.read_config(found)
     assert parsed.moe is not None
     assert (parsed.moe.num_experts, parsed.moe.num_active) == (8, 2)
     assert (parsed.moe.intermediate_size, parsed.moe.shared_intermediate_size) == (48, 40)
-    back = gguf_metadata(found, has_head=True)
+    back = gguf_metadata(found, head_layers=1)
     assert {key: back[f"qwen35moe.{key}"] for key in MOE} == MOE
     metadata["qwen35moe.expert_used_count"] = 9
     with pytest.raises(CheckpointError, match="expert_used_count"):
@@ -160,7 +160,7 @@ def test_llama() -> None:
     assert "layer_types" not in found and "mtp_num_hidden_layers" not in found
     plain = config_from_gguf(LLAMA, table(info("token_embd.weight", 49152, 576)))
     assert not plain["attention_bias"] and not plain["mlp_bias"]
-    back = gguf_metadata(found, has_head=False)
+    back = gguf_metadata(found, head_layers=0)
     expected = {key: value for key, value in LLAMA.items() if not key.startswith("tokenizer.")}
     assert {key: back[key] for key in expected} == expected | {"llama.attention.layer_norm_rms_epsilon": 1e-5}
 
@@ -168,7 +168,7 @@ def test_llama() -> None:
 def test_layer_types_of_any_order() -> None:
     kinds = ["full_attention", "linear_attention", "linear_attention", "full_attention"]
     config = embedded_config() | {"num_hidden_layers": 4, "layer_types": kinds}
-    metadata = gguf_metadata(config, has_head=True)
+    metadata = gguf_metadata(config, head_layers=1)
     assert metadata["qwen35.attention.recurrent_layers"] == [False, True, True, False, False]
     assert "qwen35.full_attention_interval" not in metadata
     assert config_from_gguf(metadata, table(EMBEDDING))["layer_types"] == kinds
@@ -247,9 +247,9 @@ def test_experts_of_llama_are_refused() -> None:
 
 def test_unknown_models_have_no_architecture() -> None:
     with pytest.raises(CheckpointError, match="'qwen3_next'"):
-        gguf_architecture({"model_type": "qwen3_next"})
-    with pytest.raises(CheckpointError, match="'yarn'"):
-        gguf_metadata(embedded_config() | {"rope_parameters": {"rope_type": "yarn"}}, has_head=False)
+        registry.written_spec({"model_type": "qwen3_next"})
+    with pytest.raises(ConfigError, match="'yarn'"):
+        gguf_metadata(embedded_config() | {"rope_parameters": {"rope_type": "yarn"}}, head_layers=0)
 
 
 def test_sections_of_positions() -> None:
@@ -258,18 +258,18 @@ def test_sections_of_positions() -> None:
     key = "qwen35.rope.dimension_sections"
     for head_dim in (16, 64, 256, 512):
         config = embedded_config() | {"head_dim": head_dim, "rope_parameters": rope}
-        found = gguf_metadata(config, has_head=False)[key]
+        found = gguf_metadata(config, head_layers=0)[key]
         assert sum(found) == head_dim // 8 and found[0] - found[2] in (0, 1) and found[3] == 0
         if head_dim == 256:
             assert found == [11, 11, 10, 0]
     config = embedded_config() | {"rope_parameters": rope | {"mrope_section": [4, 2, 2]}}
-    assert gguf_metadata(config, has_head=False)[key] == [4, 2, 2, 0]
+    assert gguf_metadata(config, head_layers=0)[key] == [4, 2, 2, 0]
 
 
 def test_wrapped_config() -> None:
     text = embedded_config()
     wrapped = {"model_type": "qwen3_5", "text_config": text, "tie_word_embeddings": True}
-    assert gguf_metadata(wrapped, has_head=True) == gguf_metadata(text, has_head=True)
+    assert gguf_metadata(wrapped, head_layers=1) == gguf_metadata(text, head_layers=1)
 
 
 def test_keys_are_those_of_the_gguf_package(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_keys_are_those_of_the_gguf_package(tmp_path: Path) -> None:
     writer.close()
     fields = GGUFReader(tmp_path / "keys.gguf").fields
     theirs = {key: field.contents() for key, field in fields.items() if not key.startswith("GGUF.")}
-    mine = gguf_metadata(embedded_config(), has_head=True)
+    mine = gguf_metadata(embedded_config(), head_layers=1)
     eps = "qwen35.attention.layer_norm_rms_epsilon"
     assert mine.pop(eps) == pytest.approx(theirs.pop(eps), rel=1e-6)
     assert mine == theirs

@@ -2,19 +2,10 @@
 
 import pytest
 import torch
-from gguf.constants import MODEL_ARCH, MODEL_TENSORS, TENSOR_NAMES
+from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES
 from gguf.tensor_mapping import get_tensor_name_map
 
-from headlong.checkpoint.gguf_names import (
-    ARCHITECTURES,
-    LLAMA,
-    QWEN35,
-    QWEN35MOE,
-    canonical,
-    disk,
-    num_main_layers,
-    transform,
-)
+from headlong.checkpoint.gguf_names import GgufNames, num_main_layers
 from headlong.checkpoint.transforms import (
     CONV,
     IDENTITY,
@@ -22,13 +13,17 @@ from headlong.checkpoint.transforms import (
     MLX_CONV,
     NORM,
     SHARED_GATE,
+    Transform,
     inverse,
     rope_row_order,
     tiled_row_order,
 )
 from headlong.errors import CheckpointError
+from headlong.models.registry import BY_ARCHITECTURE
 
-GGUF_ARCH = {QWEN35: MODEL_ARCH.QWEN35, QWEN35MOE: MODEL_ARCH.QWEN35MOE, LLAMA: MODEL_ARCH.LLAMA}
+QWEN35, QWEN35MOE, LLAMA = "qwen35", "qwen35moe", "llama"
+ARCHITECTURES = sorted(BY_ARCHITECTURE)
+GGUF_ARCH = {name: arch for arch, name in MODEL_ARCH_NAMES.items() if name in BY_ARCHITECTURE}
 LEFT_OUT = {
     # Rotary tables of old files, and the router and experts of Mixtral, which is another model.
     LLAMA: {"attn_rot_embd", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
@@ -42,6 +37,24 @@ HEAD = {
     "nextn.embed_tokens.weight": "mtp.embed_tokens.weight",
     "nextn.shared_head_head.weight": "mtp.lm_head.weight",
 }
+
+
+def names_of(arch: str) -> GgufNames:
+    spec = BY_ARCHITECTURE[arch].gguf
+    assert spec is not None
+    return spec.names
+
+
+def canonical(name: str, arch: str, num_layers: int) -> str | None:
+    return names_of(arch).canonical(name, num_layers)
+
+
+def disk(name: str, arch: str, num_layers: int) -> str | None:
+    return names_of(arch).disk(name, num_layers)
+
+
+def transform(name: str, arch: str) -> Transform:
+    return names_of(arch).transform(name)
 
 
 def listed(arch: str) -> list[str]:
