@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from headlong.checkpoint.checkpoint import Checkpoint
-from headlong.checkpoint.gguf_names import GgufNames, in_head
+from headlong.checkpoint.gguf_names import GgufNames
 from headlong.checkpoint.tensor_info import TensorInfo
 from headlong.checkpoint.transforms import IDENTITY, Shape, Transform
 from headlong.errors import CheckpointError
@@ -164,8 +164,9 @@ class NameMap:
     def _add_gguf(self, disk_name: str, info: TensorInfo, gguf: GgufNames, num_layers: int) -> None:
         name = gguf.canonical(disk_name, num_layers)
         if name is None:
-            # Whatever is in the head's blocks is the head's: unknown there, it makes only the head unusable.
-            name = f"mtp.{disk_name}" if in_head(disk_name, num_layers) else disk_name
+            # Whatever is in the head's first block is the head's: unknown there, it makes only the head unusable. In a
+            # later one it may mean that the file counts its layers wrongly, which makes the model unusable.
+            name = f"mtp.{disk_name}" if disk_name.startswith(f"blk.{num_layers}.") else disk_name
         else:
             self._transform(name, gguf.transform(name))
         self._claim(name, info)
