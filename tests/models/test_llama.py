@@ -1,8 +1,7 @@
-"""Llama and its MTP head against transformers: logits, tokens, drafts; and the same tokens whatever is drafted."""
+"""What is Llama's alone: rotary scaling, stored factors, its config; and the same tokens whatever is drafted."""
 
 import copy
 import math
-import random
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from headlong.errors import CheckpointError, ConfigError, HeadError
 from headlong.models import registry
 from headlong.ops.rope.reference import Llama3Scaling
 from support import tiny, tiny_llama
-from support.steps import Chunk, Decode, Driver, load
+from support.steps import load
 from support.tiny import random_tokens
 
 LENGTH = 41
@@ -25,89 +24,10 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 """Of eight frequencies some are left alone, some stretched, and some lie between."""
-ODD = {
-    "num_attention_heads": 5,
-    "num_key_value_heads": 1,
-    "head_dim": 14,
-    "hidden_size": 35,
-    "vocab_size": 61,
-}
-CASES = {
-    "grouped": {},
-    "ungrouped, tied": {"num_key_value_heads": 4, "tie_word_embeddings": True},
-    "odd sizes": ODD | {"intermediate_size": 50, "rms_norm_eps": 1e-6},
-    "biased": {"attention_bias": True, "mlp_bias": True},
-    "llama3": {"rope": LLAMA3, "head_dim": 16, "num_hidden_layers": 2},
-    "stored factors": {"rope_factors": torch.linspace(1.0, 9.0, 6), "attention_bias": True},
-    "heads of 64": {"head_dim": 64, "hidden_size": 192, "num_attention_heads": 3, "num_key_value_heads": 3},
-}
-
-
-@pytest.fixture(scope="module", params=CASES.values(), ids=CASES)
-def made(request, tmp_path_factory):
-    return tiny_llama.make(tmp_path_factory.mktemp("llama"), seed=3, **request.param)
 
 
 def assert_close(found, wanted):
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0.0)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_logits_are_those_of_transformers(made, dtype):
-    """A prompt whole, in pieces and token by token, beside other rows, native kernels and reference alike."""
-    script = random_tokens(made.vocab_size, LENGTH + 1, seed=1)
-    other = random_tokens(made.vocab_size, 24, seed=2)
-    oracle = made.double() if dtype == "float64" else made
-    hidden, logits = oracle.forward(script[:LENGTH])
-    built = load(made.folder, dtype)
-    driver = Driver(built)
-    for row, tokens in (("whole", script), ("pieces", script), ("other", other)):
-        driver.open(row, tokens)
-    first = driver.step(Chunk("whole", LENGTH), Chunk("pieces", 17), Chunk("other", 20))
-    second = driver.step(Chunk("pieces", 18), Decode("other"))
-    rest = driver.decode("pieces", LENGTH - 35)
-    assert_close(first["whole"].hidden, hidden)
-    assert_close(first["whole"].logits, logits)
-    found = [first["pieces"].logits, second["pieces"].logits, rest.logits]
-    assert_close(torch.cat(found), logits)
-    beside = torch.cat([first["other"].logits, second["other"].logits])
-    assert_close(beside, oracle.forward(other[:21])[1])
-
-
-def test_greedy_tokens_are_those_of_transformers(made):
-    """In float64, where rounding decides no near-tie; drafts are on."""
-    oracle, prompt = made.double(), random_tokens(made.vocab_size, 9, seed=4)
-    tokens = list(prompt)
-    for _ in range(16):
-        tokens.append(int(oracle.forward(tokens)[1][-1].argmax()))
-    llm = LLM(made.folder, device="cpu", dtype="float64", mtp="on")
-    completion = llm.generate(prompt, SamplingParams(max_tokens=16))
-    assert list(completion.token_ids) == tokens[len(prompt) :]
-
-
-def slow_drafts(oracle, tokens, hidden, depth):
-    """The head over all pairs again for every draft, each draft's pair made of the token and the head's own output."""
-    drafts = []
-    for _ in range(depth):
-        out = oracle.pairs(tokens, hidden)[-1]
-        drafts.append(int(oracle.model.lm_head(out).argmax()))
-        tokens, hidden = [*tokens, drafts[-1]], torch.cat([hidden, out[None]])
-    return drafts
-
-
-@torch.no_grad()
-def test_the_head_is_a_slow_one_on_transformers_layer(made):
-    oracle, driver = made.double(), Driver(load(made.folder, "float64"))
-    script = random_tokens(made.vocab_size, 60, seed=5)
-    hidden = oracle.forward(script)[0]
-    driver.open("a", script)
-    driver.feed("a", [5, 12])
-    for depth, accept in ((4, 0), (4, 2), (3, 3), (1, 0), (8, 5)):
-        length = driver.length("a")
-        carry = driver.state.carry_SD[driver.state.rows["a"].slot]
-        assert_close(carry, oracle.pairs(script[1 : length + 1], hidden[:length])[-1])
-        assert driver.propose("a", 4) == slow_drafts(oracle, script[1 : length + 1], hidden[:length], 4)
-        driver.step(driver.draft("a", depth, accept, seed=length))
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16", "float64"])
@@ -144,25 +64,6 @@ def test_drafting_and_company_change_no_token(llm, depths):
         assert found.logprobs == wanted.logprobs
     accepted = sum(found.stats.accepted for found in together)
     assert 0 < accepted < sum(found.stats.drafted for found in together)
-
-
-def test_rows_keep_their_bits_in_any_company(made):
-    """A row alone and token by token, or in large steps among others that draft: the same hidden states."""
-    built, rng = load(made.folder), random.Random(0)
-    script, other = (random_tokens(made.vocab_size, 40, seed=seed) for seed in (6, 7))
-    alone, among = Driver(built), Driver(built)
-    alone.open("a", script)
-    wanted = torch.cat([alone.feed("a", [1] * 30).hidden, alone.decode("a", 6).hidden])
-    among.open("b", other)
-    among.feed("b", [3])
-    among.open("a", script)
-    found = []
-    for count in (13, 17):
-        found.append(among.step(Chunk("a", count), among.draft("b", 3, rng.randrange(4), seed=count))["a"])
-    found.append(among.step(among.draft("a", 4, 2, seed=1), among.draft("b", 2, 1, seed=2))["a"])
-    found.append(among.step(Decode("a"), Decode("b"))["a"])
-    found.append(among.step(among.draft("a", 3, 1, seed=3), Decode("b"))["a"])
-    assert torch.equal(torch.cat([result.hidden for result in found]), wanted)
 
 
 def test_llama3_factors_cover_all_three_kinds():

@@ -13,6 +13,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers.models.llama import modeling_llama as llama
+from transformers.models.llama.configuration_llama import LlamaConfig
+from transformers.models.qwen2 import modeling_qwen2 as qwen2
+from transformers.models.qwen2.configuration_qwen2 import Qwen2Config
+from transformers.models.qwen3 import modeling_qwen3 as qwen3
+from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.models.qwen3_5 import modeling_qwen3_5 as dense
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5Config, Qwen3_5TextConfig
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as moe
@@ -38,6 +44,19 @@ SIZES = {
     "max_position_embeddings": 512,
     "pad_token_id": None,
 }
+PLAIN_SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
 EXPERTS = {
     "num_experts": 6,
     "num_experts_per_tok": 2,
@@ -61,6 +80,8 @@ class _Family:
     layer: Any
     norm: Any
     sizes: dict[str, Any]
+    plain_arch: str | None = None
+    """Of models of plain layers, whose norms are not stored around zero: what GGUF files call them."""
 
 
 FAMILIES = {
@@ -81,7 +102,22 @@ FAMILIES = {
         qwen3_next.Qwen3NextRMSNorm,
         SIZES | EXPERTS,
     ),
+    "llama": _Family(
+        LlamaConfig, llama.LlamaForCausalLM, llama.LlamaDecoderLayer, llama.LlamaRMSNorm, PLAIN_SIZES, "llama"
+    ),
+    "qwen2": _Family(
+        Qwen2Config, qwen2.Qwen2ForCausalLM, qwen2.Qwen2DecoderLayer, qwen2.Qwen2RMSNorm, PLAIN_SIZES, "qwen2"
+    ),
+    "qwen3": _Family(
+        Qwen3Config,
+        qwen3.Qwen3ForCausalLM,
+        qwen3.Qwen3DecoderLayer,
+        qwen3.Qwen3RMSNorm,
+        PLAIN_SIZES | {"head_dim": 16},
+        "qwen3",
+    ),
 }
+PLAIN_FAMILIES = [name for name, family in FAMILIES.items() if family.plain_arch is not None]
 
 
 class ReferenceHead(nn.Module):
@@ -160,14 +196,19 @@ def make(
     wrapped: bool = False,
     experts: str = "fused",
     rotary: float = 0.5,
+    rope: dict[str, Any] | None = None,
+    rope_factors: Tensor | None = None,
     **sizes: Any,
 ) -> Tiny:
     """Builds a random model, writes it to `folder` and returns both. `wrapped` is the multimodal form;
-    `experts` is "fused" or "apart"."""
+    `experts` is "fused" or "apart". `rope_factors` are stored as a tensor, and divide the frequencies of the
+    transformers model too."""
     generator = torch.Generator().manual_seed(seed)
     kind = FAMILIES[family]
     fields = kind.sizes | sizes
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": rotary}
+    if rope is None:
+        part = {} if kind.plain_arch else {"partial_rotary_factor": rotary}
+        rope = {"rope_type": "default", "rope_theta": 10000.0} | part
     config = kind.config(**fields, rope_parameters=rope)
     config._experts_implementation = "eager"  # the grouped one takes only sizes that fill 16 bytes
     if wrapped:
@@ -185,9 +226,22 @@ def make(
     for module in (model, reference_head):
         if module is not None:
             randomise(module.eval(), generator)
+            if kind.plain_arch:
+                _centre_norms_on_one(module, kind.norm)
     tiny = Tiny(folder, model, reference_head)
-    write(folder, config.to_dict(), tensors(tiny, experts))
+    found = tensors(tiny, experts)
+    if rope_factors is not None:
+        model.model.rotary_emb.inv_freq.div_(rope_factors)
+        found["rope_freqs.weight"] = rope_factors
+    write(folder, config.to_dict(), found)
     return tiny
+
+
+@torch.no_grad()
+def _centre_norms_on_one(module: nn.Module, norm: Any) -> None:
+    for part in module.modules():
+        if isinstance(part, norm):
+            part.weight.add_(1.0)
 
 
 @torch.no_grad()

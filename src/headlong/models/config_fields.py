@@ -7,7 +7,7 @@ from typing import Any
 
 from headlong.errors import ConfigError
 from headlong.layers.attention import AttentionConfig
-from headlong.models.config import ModelConfig
+from headlong.models.config import FULL, MAX_LAYERS, ModelConfig
 from headlong.ops.rope.reference import Llama3Scaling
 
 
@@ -96,6 +96,24 @@ def divided_head_dim(f: Fields) -> int:
             f"{f.where}: num_attention_heads ({heads}) must divide hidden_size ({hidden}) where head_dim is missing"
         )
     return f.int("head_dim", hidden // heads)
+
+
+def full_layers(f: Fields) -> tuple[str, ...]:
+    """Every layer attends to all that came before. A config that switches its sliding window on is refused; many name
+    one that is off."""
+    count = f.int("num_hidden_layers", high=MAX_LAYERS)
+    types = f.data.get("layer_types", [FULL] * count)
+    if not isinstance(types, list) or len(types) != count:
+        raise ConfigError(f"{f.where}: layer_types must list {count} entries, not {types!r}")
+    sliding = f.bool("use_sliding_window", False) and f.int("max_window_layers", 28, low=0) < count
+    if "sliding_window" in f.data and sliding:
+        raise ConfigError(
+            f"{f.where}: use_sliding_window true is not supported, only attention to all tokens"
+        )
+    if any(kind != FULL for kind in types):
+        other = next(kind for kind in types if kind != FULL)
+        raise ConfigError(f"{f.where}: layer_types: {other!r} is not supported, only {FULL!r}")
+    return (FULL,) * count
 
 
 def check_divides(f: Fields, name: str, small: int, big: int) -> None:

@@ -7,12 +7,14 @@ from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.checkpoint.names import NameMap, Naming
 from headlong.checkpoint.tensor_info import TensorInfo
 from headlong.errors import CheckpointError, ConfigError
-from headlong.models import gguf, llama, qwen3_5
+from headlong.models import gguf, llama, qwen2, qwen3, qwen3_5
 from headlong.models.config import ModelConfig
 from headlong.models.family import Family
 
 FAMILIES: dict[str, Family] = {
     "llama": llama.FAMILY,
+    "qwen2": qwen2.FAMILY,
+    "qwen3": qwen3.FAMILY,
     "qwen3_5": qwen3_5.DENSE,
     "qwen3_5_text": qwen3_5.DENSE,
     "qwen3_5_moe": qwen3_5.MOE,
