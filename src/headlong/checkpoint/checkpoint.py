@@ -29,8 +29,8 @@ QUANT_CONFIG = "hf_quant_config.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened checkpoint. `folder` is what was opened: a folder, or the GGUF file itself. `config` is its config.json;
-    a GGUF file has `metadata` instead, which its family reads."""
+    """An opened checkpoint. `folder` is what was opened: a folder, or the GGUF file itself. `config` is its
+    config.json; a GGUF file has `metadata` instead, which its family reads."""
 
     folder: Path
     config: dict[str, Any]
