@@ -56,7 +56,7 @@ def blocks(type_name: str, outs: int, size: int) -> Weight:
     return GgufBlocks(type_name).pack({"weight": rows}, (outs, size))
 
 
-def rounded(kind: rtn.Kind, outs: int, size: int, group: int = 32) -> Weight:
+def rounded(kind: rtn.RtnFormat, outs: int, size: int, group: int = 32) -> Weight:
     format, parts = rtn.quantize(draw(outs, size, seed=outs), kind, group_size=group)
     return format.pack(parts, (outs, size))
 

@@ -23,7 +23,8 @@ def extract(
     force: bool = False,
     progress: ProgressFn = silent,
 ) -> Written:
-    """Writes the head of `checkpoint` to the file `out`. `head_type` is for matrices that enter a GGUF file."""
+    """Writes the head of `checkpoint` to the file `out`. `head_type` is the type of its matrices if `out` is a GGUF
+    file."""
     if out.suffix not in SUFFIXES:
         raise CheckpointError(f"{out}: the name of a head's file must end in {' or '.join(SUFFIXES)}")
     require_head(checkpoint)

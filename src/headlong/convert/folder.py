@@ -40,7 +40,7 @@ def refuse_overlap(out: Path, *inputs: Path) -> None:
 
 
 def other_files(folder: Path) -> list[Path]:
-    """Tokenizer, templates, licences: every file that holds no weights and is copied as it is."""
+    """Every file of the folder that holds no weights and is copied as it is: tokenizer, templates, licences."""
     files = (path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith("."))
     return [path for path in files if path.suffix not in WEIGHTS and path.name not in WRITTEN_ANEW]
 
@@ -61,7 +61,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def with_head_layers(config: dict[str, Any], count: int) -> dict[str, Any]:
-    """A config that tells of a head with so many layers."""
+    """The config with the number of layers of the head changed."""
     changed = deepcopy(config)
     text = changed.get("text_config")
     (text if isinstance(text, dict) else changed)["mtp_num_hidden_layers"] = count
@@ -70,7 +70,7 @@ def with_head_layers(config: dict[str, Any], count: int) -> dict[str, Any]:
 
 def exclude(config: dict[str, Any], beside: dict[str, Any], modules: list[str]) -> None:
     """Changes the quantisation config in `config`, or `beside` it in hf_quant_config.json, so that it says of `modules`
-    that they are left in floats, in the words of its method. Says nothing where it is right already."""
+    that they are left in floats, in the words of its method. Changes nothing where it says so already."""
     for place, quant in ((config, QuantConfig(config, {})), (beside, QuantConfig({}, beside))):
         if not place or quant.method is None:
             continue
@@ -91,7 +91,7 @@ def exclude(config: dict[str, Any], beside: dict[str, Any], modules: list[str]) 
 
 
 def _pattern(module: str, method: str) -> str:
-    """Experts are excluded all at once, each in the way its method knows."""
+    """What excludes a module in the words of the method: its name, or one rule for all experts of its layer."""
     before, inside, _ = module.partition(".experts.")
     if not inside:
         return module
@@ -102,8 +102,8 @@ def _pattern(module: str, method: str) -> str:
 
 
 def inspect_result(path: Path, *, head: bool) -> Blueprint:
-    """What was written, matched with its model; raises where it does not fit. A GGUF file may still have its temporary
-    name."""
+    """Compares what was written with its model, and raises where it does not fit. A GGUF file may still have its
+    temporary name."""
     options = EngineConfig(mtp="on" if head else "off")
     if path.is_dir():
         return survey(Checkpoint.open(path), options)

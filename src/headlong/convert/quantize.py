@@ -1,7 +1,7 @@
 """A checkpoint rounded to nearest and written again: FP8 and integers as a folder that compressed-tensors reads, GGUF
 blocks as a file.
 
-What is rounded to what is decided in `quant_plan`, and done in `rounding` and `to_gguf`. Knows no command line.
+What is rounded to what is decided in `quant_recipe`, and done in `rounding` and `to_gguf`. Knows no command line.
 """
 
 import tempfile
@@ -20,7 +20,7 @@ from headlong.convert.folder import (
     written,
 )
 from headlong.convert.from_gguf import from_gguf
-from headlong.convert.quant_plan import KEEP, KINDS, Plan, make_plan
+from headlong.convert.quant_recipe import KEEP, RTN_FORMATS, Recipe, make_recipe
 from headlong.convert.rounding import Rounding, in_target
 from headlong.convert.to_gguf import TYPES, Written, to_gguf
 from headlong.engine.build import Blueprint, survey
@@ -29,7 +29,7 @@ from headlong.progress import ProgressFn, silent
 from headlong.quant.plain import PlainFormat
 
 BLOCKS = tuple(type for type in TYPES if type.startswith("q"))
-FORMATS = (*KINDS, *BLOCKS)
+FORMATS = (*RTN_FORMATS, *BLOCKS)
 _FLOATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
@@ -88,15 +88,15 @@ def _write(
     widths = [
         need.shape[-1]
         for name, need in blueprint.expected.items()
-        if Plan("int4", "int4", group_size).kind(name, need) and (in_target(name) or head != KEEP)
+        if Recipe("int4", "int4", group_size).format(name, need) and (in_target(name) or head != KEEP)
     ]
-    plan = make_plan(format, head, group_size, widths)
-    if plan.head is not None and blueprint.head_refusal is not None:
+    recipe = make_recipe(format, head, group_size, widths)
+    if recipe.head is not None and blueprint.head_refusal is not None:
         raise CheckpointError(f"--head {head}: {blueprint.head_refusal}")
     notes = []
-    if "int4" in (plan.layers, plan.head) and plan.group != group_size:
-        notes.append(f"groups of {group_size} do not divide every row; groups of {plan.group} are used")
-    writer = Rounding(blueprint, plan)
+    if "int4" in (recipe.layers, recipe.head) and recipe.group != group_size:
+        notes.append(f"groups of {group_size} do not divide every row; groups of {recipe.group} are used")
+    writer = Rounding(blueprint, recipe)
     entries = writer.entries()
     folder = blueprint.checkpoint.folder
     with replacing_folder(out, force=force) as partial:
@@ -107,7 +107,7 @@ def _write(
         }
         if isinstance(text := config.get("text_config"), dict):
             config["text_config"] = {k: v for k, v in text.items() if k != "quantization_config"}
-        config["quantization_config"] = writer.described.config(plan, _skipped(blueprint))
+        config["quantization_config"] = writer.described.config(recipe, _skipped(blueprint))
         write_json(partial / CONFIG, config)
         copy_files(other_files(folder), partial, progress)
         write_sharded(partial, entries, {"format": "pt"}, progress)

@@ -55,5 +55,5 @@ def _gives(found: dict[str, Any], rates: Tensor, stored: Tensor) -> bool:
 
 
 def _tidy(value: float) -> float:
-    """A whole number where the fit comes that near to one."""
+    """`value` rounded to an integer where the fit comes that near to one."""
     return float(round(value)) if abs(value - round(value)) < 1e-3 * abs(value) else value

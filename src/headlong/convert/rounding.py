@@ -1,7 +1,7 @@
 """The entries of a quantised folder: each matrix rounded to nearest when its turn comes, the rest as it is.
 
 One matrix is in memory at a time, or the experts of one tensor. Knows names on disk; what becomes what is decided in
-`quant_plan`.
+`quant_recipe`.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from headlong.checkpoint.load import Need, WeightLoader
 from headlong.checkpoint.tensor_info import TORCH_DTYPES, TensorInfo
 from headlong.checkpoint.writing import Entry
 from headlong.convert.head_entries import verbatim
-from headlong.convert.quant_plan import Described, Plan, Scheme
+from headlong.convert.quant_recipe import Described, Recipe, Scheme
 from headlong.engine.build import Blueprint
 from headlong.errors import CheckpointError
 from headlong.quant import rtn
@@ -30,9 +30,9 @@ _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 class Rounding:
     """The entries of a quantised folder, and what its config must say of them."""
 
-    def __init__(self, blueprint: Blueprint, plan: Plan) -> None:
+    def __init__(self, blueprint: Blueprint, recipe: Recipe) -> None:
         self.blueprint = blueprint
-        self.plan = plan
+        self.recipe = recipe
         self.described = Described()
         self._loaders: dict[torch.dtype, WeightLoader] = {}
 
@@ -47,11 +47,11 @@ class Rounding:
         return found + [verbatim(info) for info in rest]
 
     def _tensor(self, name: str, need: Need, parts: dict[str, TensorInfo]) -> Iterator[Entry]:
-        kind = self.plan.kind(name, need)
+        rtn_format = self.recipe.format(name, need)
         stem = _stem(parts)
-        if kind is not None:
+        if rtn_format is not None:
             rounded = self._experts if need.kind == "experts" else self._matrix
-            yield from rounded(name, need, stem, kind)
+            yield from rounded(name, need, stem, rtn_format)
             return
         if need.kind != "vector" and "embed_tokens" not in name:
             self._stays(name, stem)
@@ -72,7 +72,7 @@ class Rounding:
                 self.described.plain_head.append(module)
 
     def _unpacked(self, name: str, need: Need, stem: str) -> Entry:
-        """What was stored in another way and is not packed again."""
+        """The entry of a tensor that was stored in another format and is not packed again."""
         dtype = self._dtype(name)
         disk_name = stem if need.kind == "experts" or not name.endswith(".weight") else f"{stem}.weight"
         if need.kind == "vector":
@@ -81,12 +81,15 @@ class Rounding:
             )
         return Entry(disk_name, _NAMES[dtype], need.shape, lambda: iter(self._read(name, need, dtype)))
 
-    def _matrix(self, name: str, need: Need, stem: str, kind: rtn.Kind) -> Iterator[Entry]:
+    def _matrix(self, name: str, need: Need, stem: str, rtn_format: rtn.RtnFormat) -> Iterator[Entry]:
         dtype = self._dtype(name)
-        yield from self._parts(name, stem, need.shape, kind, dtype, lambda: self._read(name, need, dtype)[0])
+        yield from self._parts(
+            name, stem, need.shape, rtn_format, dtype, lambda: self._read(name, need, dtype)[0]
+        )
 
-    def _experts(self, name: str, need: Need, stem: str, kind: rtn.Kind) -> Iterator[Entry]:
-        """Of all experts in one tensor, each apart; gate and up, where they are one, apart too."""
+    def _experts(self, name: str, need: Need, stem: str, rtn_format: rtn.RtnFormat) -> Iterator[Entry]:
+        """The entries of all experts of one tensor, each by itself; where gate and up are one matrix, those are taken
+        apart."""
         count, rows, columns = need.shape
         before, _, projection = stem.replace(".switch_mlp.", ".experts.").rpartition(".")
         fused = projection == "gate_up_proj"
@@ -98,7 +101,7 @@ class Rounding:
             for own in projections:
                 module = f"{before}.{expert}.{own}"
                 shape = (rows // len(projections), columns)
-                yield from self._parts(name, module, shape, kind, dtype, lambda: next(stream))
+                yield from self._parts(name, module, shape, rtn_format, dtype, lambda: next(stream))
 
     def _stream(self, name: str, need: Need, dtype: torch.dtype, pieces: int) -> Iterator[Tensor]:
         for matrix in self._read(name, need, dtype):
@@ -109,19 +112,21 @@ class Rounding:
         name: str,
         module: str,
         shape: tuple[int, ...],
-        kind: rtn.Kind,
+        rtn_format: rtn.RtnFormat,
         dtype: torch.dtype,
         read: Callable[[], Tensor],
     ) -> Iterator[Entry]:
-        format, outline = _rounded(torch.empty(shape, dtype=dtype, device="meta"), kind, self.plan.group)
+        format, outline = _rounded(
+            torch.empty(shape, dtype=dtype, device="meta"), rtn_format, self.recipe.group
+        )
         listed = self.described.packed if in_target(name) else self.described.head
         listed.setdefault(Scheme.of(format), []).append(module)
-        parts = _Parts(name, read, kind, self.plan.group)
+        parts = _Parts(name, read, rtn_format, self.recipe.group)
         for part, tensor in outline.items():
             yield Entry(f"{module}.{part}", _NAMES[tensor.dtype], tuple(tensor.shape), parts.getter(part))
 
     def _read(self, name: str, need: Need, dtype: torch.dtype) -> list[Tensor]:
-        """The matrix, or all experts' matrices, unpacked."""
+        """Reads the matrix, or the matrices of all experts, unpacked."""
         loader = self._loader(dtype)
         read = loader.experts if need.kind == "experts" else lambda *a: [loader.matrix(*a)]
         weights = read(name, *need.shape)
@@ -129,7 +134,7 @@ class Rounding:
         return weights  # type: ignore[return-value]
 
     def _dtype(self, name: str) -> torch.dtype:
-        """What a weight is in before it is rounded, which its scales are in too."""
+        """The dtype of a weight before it is rounded, which is also that of its scales."""
         info = self.blueprint.names.sources.get(name)
         return info.stored_dtype if info is not None and info.is_float else torch.bfloat16
 
@@ -141,11 +146,11 @@ class Rounding:
 
 
 class _Parts:
-    """A matrix that is rounded when the first of its parts is asked for, and forgotten with the last."""
+    """The parts of one matrix, which is rounded when the first of them is asked for and forgotten with the last."""
 
-    def __init__(self, name: str, read: Callable[[], Tensor], kind: rtn.Kind, group: int) -> None:
+    def __init__(self, name: str, read: Callable[[], Tensor], rtn_format: rtn.RtnFormat, group: int) -> None:
         self._name, self._read = name, read
-        self._kind: rtn.Kind = kind
+        self._rtn_format: rtn.RtnFormat = rtn_format
         self._group = group
         self._left: dict[str, Tensor] = {}
 
@@ -159,7 +164,7 @@ class _Parts:
                 raise CheckpointError(
                     f"tensor {self._name!r}: holds values that are not finite; the file is damaged"
                 )
-            self._left = _rounded(weight, self._kind, self._group)[1]
+            self._left = _rounded(weight, self._rtn_format, self._group)[1]
         return self._left.pop(part)
 
 
@@ -167,9 +172,10 @@ def in_target(name: str) -> bool:
     return not name.startswith(HEAD)
 
 
-def _rounded(weight_OD: Tensor, kind: rtn.Kind, group: int) -> tuple[Format, rtn.Parts]:
-    """The parts as they are written: bytes four to a word, which is how engines want eight bits without activations."""
-    format, parts = rtn.quantize(weight_OD, kind, group)
+def _rounded(weight_OD: Tensor, rtn_format: rtn.RtnFormat, group: int) -> tuple[Format, rtn.Parts]:
+    """The format and the parts as they are written: INT8 codes lie four to a word, which is the form that engines read
+    for weights whose activations are not quantised."""
+    format, parts = rtn.quantize(weight_OD, rtn_format, group)
     if isinstance(format, CompressedInts) and not format.packed:
         codes_OD = parts.pop("weight").view(torch.uint8) ^ 128  # from -128 and up to 0 and up
         words = pad(codes_OD, (0, -codes_OD.shape[1] % 4)).view(torch.int32)
@@ -179,6 +185,6 @@ def _rounded(weight_OD: Tensor, kind: rtn.Kind, group: int) -> tuple[Format, rtn
 
 
 def _stem(parts: dict[str, TensorInfo]) -> str:
-    """What the module is called on disk."""
+    """The name of the module on disk."""
     part, info = next(iter(parts.items()))
     return info.name.removesuffix(f".{part}").removesuffix(f"_{part}")

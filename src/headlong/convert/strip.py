@@ -1,4 +1,5 @@
-"""A model without its MTP head, in the container it came in: all else stays byte for byte. Knows no command line."""
+"""Writes a model without its MTP head, in the container it came in. All else stays byte for byte. Knows no command
+line."""
 
 import re
 from pathlib import Path
@@ -50,7 +51,7 @@ def strip(
 
 
 def write_folder(checkpoint: Checkpoint, out: Path, progress: ProgressFn) -> None:
-    """The files of a folder, GGUF or safetensors, into `out`: without the head, if there is one."""
+    """Writes the files of a folder, GGUF or safetensors, into `out` without the head, if there is one."""
     folder = checkpoint.folder
     if checkpoint.is_gguf:
         copy_files(other_files(folder), out, progress)
@@ -78,7 +79,7 @@ def write_folder(checkpoint: Checkpoint, out: Path, progress: ProgressFn) -> Non
 
 
 def index(folder: Path, weight_map: dict[str, str], nbytes: int) -> dict[str, Any]:
-    """The index of `folder` with another map."""
+    """The index of `folder` with another weight map."""
     before = read_object(folder / INDEX)
     metadata = before.get("metadata")
     if isinstance(metadata, dict) and "total_size" in metadata:
@@ -87,13 +88,13 @@ def index(folder: Path, weight_map: dict[str, str], nbytes: int) -> dict[str, An
 
 
 def main_files(checkpoint: Checkpoint) -> list[Path]:
-    """The files of a GGUF model, the head's beside it not among them."""
+    """The files of a GGUF model, without a head's file that lies beside them."""
     return sorted(file for file in checkpoint.gguf_layers if file not in checkpoint.sidecars)
 
 
 def write_model_files(checkpoint: Checkpoint, out: Path, progress: ProgressFn) -> None:
-    """A GGUF model into the folder `out` under its own name: copied, or, where it has a head inside or is split over
-    several files, written anew as one."""
+    """Writes a GGUF model into the folder `out` under its own name. It is copied, or written anew as one file where it
+    has a head inside or is split over several files."""
     files = main_files(checkpoint)
     inside = any(info.file in files for info in head_tensors(checkpoint).values())
     if inside or "split.count" in checkpoint.metadata:
@@ -108,7 +109,7 @@ def whole_name(file: Path) -> str:
 
 
 def write_file(checkpoint: Checkpoint, path: Path, progress: ProgressFn) -> None:
-    """A GGUF model as one file without its head."""
+    """Writes a GGUF model as one file without its head."""
     metadata = with_blocks(checkpoint.metadata, has_head=False)
     entries = [verbatim(info) for info in without_head(checkpoint).tensors.values()]
     write_gguf(path, metadata, entries, progress)

@@ -17,7 +17,7 @@ from headlong.quant.compressed import CompressedInts
 from headlong.quant.format import Format
 from headlong.quant.fp8 import USUAL_BLOCK, Fp8Format
 
-Kind = Literal["fp8", "fp8_block", "int8", "int4"]
+RtnFormat = Literal["fp8", "fp8_block", "int8", "int4"]
 Parts = dict[str, Tensor]
 
 FP8_MAX = 448.0
@@ -26,8 +26,9 @@ ROWS_AT_A_TIME = 4096
 """How many rows are in float32 at once: a multiple of a block's rows, and few beside the whole weight."""
 
 
-def quantize(weight_OD: Tensor, kind: Kind, group_size: int = 128) -> tuple[Format, Parts]:
-    """The format and the parts of a float matrix rounded to `kind`. The matrix must be finite and stays as it is.
+def quantize(weight_OD: Tensor, name: RtnFormat, group_size: int = 128) -> tuple[Format, Parts]:
+    """The format and the parts of a float matrix rounded to format `name`. The matrix must be finite and stays as it
+    is.
 
     `group_size` is of int4 alone; if it does not divide the input features, a smaller one is taken that does, else
     a scale per row.
@@ -35,7 +36,7 @@ def quantize(weight_OD: Tensor, kind: Kind, group_size: int = 128) -> tuple[Form
     out_features, in_features = weight_OD.shape
     dtype = torch.float32 if weight_OD.dtype == torch.float64 else weight_OD.dtype
     scale_bits = 8 * dtype.itemsize
-    match kind:
+    match name:
         case "fp8":
             format = Fp8Format("channel", (1, in_features), scale_bits=scale_bits)
             parts = _by_rows(weight_OD, lambda rows_RD: _fp8_channel(rows_RD, dtype))
@@ -52,7 +53,7 @@ def quantize(weight_OD: Tensor, kind: Kind, group_size: int = 128) -> tuple[Form
             parts = _by_rows(weight_OD, lambda rows_RD: _int4_group(rows_RD, group, dtype))
             parts["weight_shape"] = torch.tensor([out_features, in_features])
         case _:
-            raise ConfigError(f"quantisation to {kind!r} is not known: choose fp8, fp8_block, int8 or int4")
+            raise ConfigError(f"quantisation to {name!r} is not known: choose fp8, fp8_block, int8 or int4")
     return format, parts
 
 

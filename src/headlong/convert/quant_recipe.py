@@ -15,9 +15,9 @@ from headlong.errors import ConfigError
 from headlong.quant.compressed import CompressedInts
 from headlong.quant.format import Format
 from headlong.quant.fp8 import USUAL_BLOCK, Fp8Format
-from headlong.quant.rtn import GROUPS, Kind
+from headlong.quant.rtn import GROUPS, RtnFormat
 
-KINDS: tuple[Kind, ...] = ("fp8", "fp8_block", "int8", "int4")
+RTN_FORMATS: tuple[RtnFormat, ...] = ("fp8", "fp8_block", "int8", "int4")
 SMALLEST_GROUP = 8
 KEEP: Literal["keep"] = "keep"
 _SMALL = re.compile(r".*\.(in_proj_a|in_proj_b|in_proj_ba|mlp\.gate|shared_expert_gate)\.weight")
@@ -26,26 +26,28 @@ _VISION_RULE = r"re:(.*\.)?(visual|vision_tower|vision_model|multi_modal_project
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What the layers' matrices and the head's become; `head` None leaves it as it is. `group` is of int4."""
+class Recipe:
+    """What the layers' matrices and the head's are rounded to; None leaves the head as it is. `group` is the group size
+    of int4."""
 
-    layers: Kind
-    head: Kind | None
+    layers: RtnFormat
+    head: RtnFormat | None
     group: int
 
-    def kind(self, name: str, need: Need) -> Kind | None:
-        """What the tensor `name` is rounded to; None if it stays."""
+    def format(self, name: str, need: Need) -> RtnFormat | None:
+        """The format that the tensor `name` is rounded to; None if it stays as it is."""
         in_layers = name.removeprefix(HEAD).startswith("layers.")
         if need.kind == "vector" or not in_layers or _SMALL.fullmatch(name):
             return None
         return self.head if name.startswith(HEAD) else self.layers
 
 
-def make_plan(layers: str, head: str, group_size: int, columns: Iterable[int]) -> Plan:
-    """Checks that one config can say it all. `columns` are the widths of the matrices that will be packed."""
-    if layers not in KINDS or head not in (KEEP, *KINDS):
+def make_recipe(layers: str, head: str, group_size: int, columns: Iterable[int]) -> Recipe:
+    """Makes the recipe, after checking that one quantisation config can describe it. `columns` are the widths of the
+    matrices that will be packed."""
+    if layers not in RTN_FORMATS or head not in (KEEP, *RTN_FORMATS):
         raise ConfigError(
-            f"--format takes {', '.join(KINDS)} and --head {KEEP} or one of them, not {layers}, {head}"
+            f"--format takes {', '.join(RTN_FORMATS)} and --head {KEEP} or one of them, not {layers}, {head}"
         )
     if head != KEEP and head != layers and "fp8_block" in (layers, head):
         raise ConfigError(
@@ -59,12 +61,12 @@ def make_plan(layers: str, head: str, group_size: int, columns: Iterable[int]) -
     fitting = (
         group for group in (group_size, *GROUPS, SMALLEST_GROUP) if not any(width % group for width in widths)
     )
-    return Plan(layers, None if head == KEEP else head, next(fitting, group_size))  # type: ignore[arg-type]
+    return Recipe(layers, None if head == KEEP else head, next(fitting, group_size))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How compressed-tensors describes a format, which is less than there is to know of it."""
+    """How compressed-tensors describes a format. It has no words for some of what a `Format` says."""
 
     num_bits: int
     type: str
@@ -74,7 +76,7 @@ class Scheme:
 
     @classmethod
     def of(cls, format: Format) -> "Scheme | None":
-        """None for what it has no words for."""
+        """The scheme of a format; None where compressed-tensors has no words for it."""
         if isinstance(format, Fp8Format):
             return (
                 cls(8, "float", "channel", None, "float-quantized")
@@ -97,17 +99,18 @@ class Scheme:
 
 @dataclass
 class Described:
-    """Fills up while the entries are made: the modules of each scheme by their names on disk, and those that stay."""
+    """The modules of each scheme by their names on disk, and those that stay as they are; filled while entries are
+    made."""
 
     packed: dict[Scheme | None, list[str]] = field(default_factory=dict)
     head: dict[Scheme | None, list[str]] = field(default_factory=dict)
     plain: list[str] = field(default_factory=list)
     plain_head: list[str] = field(default_factory=list)
 
-    def config(self, plan: Plan, skipped: Iterable[str]) -> dict[str, Any]:
-        """The `quantization_config` of config.json. `skipped` are tensors Headlong does not read."""
+    def config(self, recipe: Recipe, skipped: Iterable[str]) -> dict[str, Any]:
+        """The `quantization_config` of config.json. `skipped` are the tensors that Headlong does not read."""
         vision = any(_VISION.match(name) for name in skipped)
-        if plan.layers == "fp8_block":
+        if recipe.layers == "fp8_block":
             towers = {name.rpartition(".")[0] for name in skipped if _VISION.match(name)}
             return {
                 "quant_method": "fp8",
@@ -132,7 +135,7 @@ class Described:
         }
 
     def _groups(self) -> dict[str, tuple[Scheme, dict[str, Any]]]:
-        """The most usual scheme is everybody's; what differs is named."""
+        """The config groups: the most frequent scheme targets all linear layers, the others name their modules."""
         usual = max(self.packed, key=lambda scheme: len(self.packed[scheme]))
         found = []
         for scheme, modules in self.packed.items():
@@ -145,7 +148,8 @@ class Described:
 
 
 def _everywhere(module: str) -> str:
-    """A rule for this module in every layer, whatever stands before `layers`, the head's left out."""
+    """A regular expression for this module in every layer of the target, whatever stands before `layers` in its
+    name."""
     _, _, inside = module.rpartition("layers.")
     pattern = re.sub(r"(^|\\\.)\d+(?=\\\.)", r"\1\\d+", re.escape(inside))
     return rf"re:(?!(.*\.)?mtp\.)(.*\.)?layers\.{pattern}$"
