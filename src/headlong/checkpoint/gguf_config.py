@@ -54,7 +54,7 @@ def token_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shortest(value: float) -> float:
-    """The number with the fewest digits that is the same float32: what was written before it was narrowed."""
+    """The number with the fewest digits that is the same float32, which is most likely the one that was narrowed."""
     try:
         narrow = struct.unpack("f", struct.pack("f", value))[0]
     except OverflowError:
@@ -80,11 +80,11 @@ SAMPLING = {
     "min_p": "min_p",
     "repetition_penalty": "penalty_repeat",
 }
-"""Fields of generation_config.json, and what follows `general.sampling.` in a GGUF file."""
+"""The fields of generation_config.json that GGUF knows, with what follows `general.sampling.` in their keys there."""
 
 
 def sampling_metadata(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """What a GGUF file says of the sampling that generation_config.json recommends."""
+    """The metadata of a GGUF file for the sampling that generation_config.json recommends."""
     found = {}
     for field, key in SAMPLING.items():
         value = generation.get(field)
@@ -94,7 +94,7 @@ def sampling_metadata(generation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse: nothing where the file recommends nothing."""
+    """The generation_config.json for the sampling that a GGUF file recommends; empty where it recommends none."""
     given = {field: metadata.get(f"general.sampling.{key}") for field, key in SAMPLING.items()}
     numbers = {
         field: value

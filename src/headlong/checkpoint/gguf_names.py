@@ -16,7 +16,7 @@ from headlong.errors import CheckpointError
 
 MAX_BLOCKS = 4096
 ROPE_FACTORS = "rope_freqs.weight"
-"""Divisors of the rotary frequencies. A safetensors checkpoint says them in its config instead."""
+"""The tensor with divisors of the rotary frequencies, for which a safetensors checkpoint has fields in its config."""
 
 # Below, a name ends in its module: `.weight` and `.bias` are the same on both sides and are added by `suffixed`.
 WHOLE = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}

@@ -20,9 +20,9 @@ from headlong.errors import CheckpointError
 from headlong.quant.detect import PART_NAMES
 
 WRAPPERS = ("model.language_model.", "language_model.model.", "language_model.", "model.")
-"""What stands before the text model's own names; the first that fits is cut off."""
+"""The prefixes that may stand before the text model's own names; the first that fits is cut off."""
 RENAMES = ((re.compile(r"\.mlp\.switch_mlp\."), ".mlp.experts."),)
-"""MLX's name for the experts."""
+"""Patterns of names to replace. MLX has a name of its own for the experts."""
 
 _VISION = "vision tower: Headlong serves text"
 _ROTARY = "rotary frequencies: computed, not stored"
@@ -39,7 +39,8 @@ _FUSED_PARTS = (
     | {f"_{part}": part for part in PART_NAMES}
     | {f"_{part.removeprefix('weight_')}": part for part in PART_NAMES if part.startswith("weight_")}
 )
-"""How the parts of a tensor without `.weight` (fused experts) are told: `gate_up_proj_scale_inv` and the like."""
+"""The endings by which parts of a tensor without `.weight` (fused experts) are known, as in
+`gate_up_proj_scale_inv`."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Naming:
     """How a file written by MLX stores the tensor of a canonical name and a shape on disk."""
 
     def canonical(self, name: str, num_layers: int) -> str:
-        """Of a name without its wrapper, in a model of `num_layers` main layers."""
+        """The canonical form of a name without its wrapper, in a model of `num_layers` main layers."""
         if self.head_layer is None or (match := self._pattern.match(name)) is None:
             return name
         k = int(match[1]) - ("{block}" in self.head_layer) * num_layers
@@ -76,7 +77,7 @@ class Naming:
         return f"mtp.layers.{k}.{rest}"
 
     def disk(self, canonical_name: str, num_layers: int) -> str:
-        """What this family calls a tensor of its head in a file of its own."""
+        """The name of a tensor of this family's head in a file of its own."""
         match = _HEAD_LAYER.match(canonical_name)
         if self.head_layer is None or match is None:
             return canonical_name
@@ -131,7 +132,7 @@ class NameMap:
         self.transforms: dict[str, Transform] = {}
         self.skipped: dict[str, list[str]] = {}
         self._parts: dict[str, dict[str, TensorInfo]] = {}
-        """Of the matrices that were asked about."""
+        """The parts of the matrices that were asked about."""
         for disk_name, info in checkpoint.tensors.items():
             if info.file in checkpoint.gguf_layers:
                 assert gguf is not None, "a GGUF file is named by its architecture's table"
@@ -151,7 +152,8 @@ class NameMap:
         return name in self.sources or (isinstance(name, str) and bool(self.parts(name)))
 
     def parts(self, name: str) -> dict[str, TensorInfo]:
-        """The tensors that make up the matrix `name`, by what they are to it; empty where there are none."""
+        """The tensors that make up the matrix `name`, by the part that each is (`weight`, `scales`, …); empty where
+        there are none."""
         if (known := self._parts.get(name)) is not None:
             return known
         if name.endswith(".weight"):

@@ -79,7 +79,8 @@ def graft(
 
 
 def _own(base: Checkpoint) -> Checkpoint:
-    """A GGUF file alone: a head that lies beside the file is not its own and may be the one to graft."""
+    """The checkpoint without a head that lies beside its GGUF file: that head is not its own and may be the one to
+    graft."""
     if base.folder.is_dir():
         return base
     files = main_files(base)
@@ -110,7 +111,7 @@ def _to_file(
 def _convert(
     model: Checkpoint, whole: Checkpoint, partial: Path, head_type: str, progress: ProgressFn
 ) -> list[str]:
-    """A safetensors model and a head from anywhere as one GGUF file."""
+    """Writes a safetensors model and a head from anywhere as one GGUF file."""
     with tempfile.TemporaryDirectory(prefix=".", suffix=PARTIAL, dir=partial.parent) as folder:
         if whole.is_gguf:  # the head is
             write_safetensors(Path(folder) / SIDECAR, safetensors_head(whole), head_metadata(model))
@@ -119,7 +120,7 @@ def _convert(
 
 
 def _write_gguf_folder(model: Checkpoint, whole: Checkpoint, out: Path, progress: ProgressFn) -> None:
-    """The GGUF file with the head beside it."""
+    """Writes the GGUF file into a folder with the head in a file beside it."""
     if model.folder.is_dir():
         copy_files(other_files(model.folder), out, progress)
     write_model_files(model, out, progress)

@@ -1,7 +1,7 @@
 """An MTP head apart from its model: found in any artifact, described by its sizes, and put onto another model.
 
-All of it on tables of tensors: nothing is read but headers and nothing is written. Knows names and sizes; how a head is
-stored in which container is in `head_entries`.
+Everything here works on tables of tensors: only headers are read and nothing is written. Knows names and sizes; how a
+head is stored in which container is in `head_entries`.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,8 @@ SIZES = (
 
 
 def open_artifact(path: Path) -> Checkpoint:
-    """A checkpoint, or the safetensors file of a head alone, whose config is what the file says of itself."""
+    """Opens a checkpoint, or the safetensors file of a head alone, whose config is then made from the file's
+    metadata."""
     if path.suffix != ".safetensors" or not path.is_file():
         return Checkpoint.open(path)
     tensors, metadata = read_file(path)
@@ -75,12 +76,12 @@ def require_head(checkpoint: Checkpoint) -> dict[str, TensorInfo]:
 
 
 def is_head_alone(checkpoint: Checkpoint) -> bool:
-    """True for what holds a head and no model."""
+    """True if the checkpoint holds a head and no model."""
     return all(name.startswith(HEAD) for name in registry.names_of(checkpoint).sources)
 
 
 def without_head(checkpoint: Checkpoint) -> Checkpoint:
-    """The same table without the head's tensors."""
+    """The checkpoint without the head's tensors."""
     head = set(head_tensors(checkpoint).values())
     kept = {name: info for name, info in checkpoint.tensors.items() if info not in head}
     files = {info.file for info in kept.values()}

@@ -25,24 +25,25 @@ from headlong.models import registry
 from headlong.models.gguf import GgufSpec
 
 UNPACKED = "BF16"
-"""What a GGUF head becomes in safetensors."""
+"""The dtype of a GGUF file's head once it is written as safetensors."""
 PER_BLOCK = (
     "attention.head_count",
     "attention.head_count_kv",
     "attention.recurrent_layers",
     "feed_forward_length",
 )
-"""Keys that may hold one value for each block."""
+"""The metadata keys that may hold one value for each block."""
 _NOT_KEPT = ("general.alignment", "split.")
 
 
 def verbatim(info: TensorInfo, name: str | None = None) -> Entry:
-    """The bytes of a tensor as they lie on disk."""
+    """The entry of a tensor that is copied byte for byte."""
     return Entry(name or info.name, info.dtype, info.shape, partial(copied, info))
 
 
 def safetensors_head(checkpoint: Checkpoint) -> list[Entry]:
-    """The head under `mtp.*`: verbatim, with all its parts, unless it is stored as only GGUF or MLX would."""
+    """The entries of the head under `mtp.*`: copied with all its parts, unless it is stored in a way of GGUF's or
+    MLX's."""
     names = registry.names_of(checkpoint)
     head = {name: info for name, info in names.sources.items() if name.startswith(HEAD)}
     if any(info.file in checkpoint.gguf_layers for info in head.values()):
@@ -66,12 +67,13 @@ def _as_model(name: str, info: TensorInfo, transform: Transform | None) -> Entry
 
 
 def head_metadata(checkpoint: Checkpoint) -> dict[str, str]:
-    """For the header of a head's own file: what it was made for, so that it fits nothing else."""
+    """The metadata in the header of a head's own file: which model it was made for, so that it is put onto no other."""
     return {"format": "pt"} | {field: str(value) for field, value in sizes(checkpoint).items()}
 
 
 def gguf_head(checkpoint: Checkpoint, type: str) -> list[Entry]:
-    """The head as block N of a GGUF file: verbatim from GGUF, else converted, its matrices to `type`."""
+    """The entries of the head as the blocks of a GGUF file after the main ones: copied from a GGUF file, else
+    converted, its matrices to `type`."""
     head = head_tensors(checkpoint)
     if all(info.file in checkpoint.gguf_layers for info in head.values()):
         return [verbatim(info) for info in head.values()]
@@ -86,7 +88,7 @@ def gguf_head(checkpoint: Checkpoint, type: str) -> list[Entry]:
 
 
 def gguf_spec(checkpoint: Checkpoint) -> GgufSpec:
-    """Of the GGUF file that it is or would become."""
+    """How the family writes GGUF files, for a checkpoint that is one or is to become one."""
     if checkpoint.is_gguf:
         return registry.find_gguf(checkpoint.metadata)[1]
     return registry.written_spec(checkpoint.config)
@@ -99,7 +101,7 @@ def no_head_beside(spec: GgufSpec) -> str:
 
 
 def head_file_metadata(checkpoint: Checkpoint) -> dict[str, Any]:
-    """For a GGUF file of the head alone: all but the tokenizer, which is the model's."""
+    """The metadata of a GGUF file of the head alone: all but the tokenizer, which is the model's."""
     if not checkpoint.is_gguf:
         return registry.gguf_metadata(checkpoint.config, head_layers=1) | {"general.type": "model"}
     kept = {k: v for k, v in checkpoint.metadata.items() if not k.startswith("tokenizer.")}
@@ -123,8 +125,8 @@ def with_blocks(metadata: Mapping[str, Any], *, has_head: bool) -> dict[str, Any
 
 
 def _of_head(name: str, values: list[Any], layers: int) -> Any:
-    """What a list of one value per block says, or should say, of the head's: it has attention like the blocks that
-    do, and those that do not say 0."""
+    """The value for the head's block in a list of one value per block. The head has attention, so it takes the value of
+    the blocks that do; those without attention say 0."""
     if len(values) > layers:
         return values[layers]
     return False if name.endswith("recurrent_layers") else max(values)

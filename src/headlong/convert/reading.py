@@ -67,7 +67,7 @@ class Source:
             self.shapes[experts.name] = (moe.num_experts, *shape)
 
     def is_vector(self, name: str) -> bool:
-        """True for what is read at once: all that is no matrix."""
+        """True if the tensor is read at once, as everything is that is no matrix."""
         return name not in self._experts and self.blueprint.expected[name].kind == "vector"
 
     def vector(self, name: str, order: Order = AS_IS) -> Tensor:
@@ -87,7 +87,7 @@ class Source:
         yield from _tiles(weight, 0, out_features, self._composed(name, order))
 
     def read_experts(self, experts: Experts) -> Iterator[Iterator[Tensor]]:
-        """For each expert the rows of one projection."""
+        """The rows of one projection, expert by expert."""
         prefix, projection = experts.prefix, experts.projection
         count, out_features, in_features = self.shapes[experts.name]
         expected = self.blueprint.expected
@@ -109,7 +109,7 @@ class Source:
             yield _tiles(weight, first, last)
 
     def _composed(self, name: str, order: Order) -> Order:
-        """`order` of the rows as the model has them, told of the rows as they lie in the file."""
+        """Turns an `order` of the model's rows and columns into one of those in the file."""
         gguf, delta_net = self.blueprint.family.gguf, self.config.delta_net
         tiled = gguf is not None and delta_net is not None and delta_net.tiled
         stored = gguf.order(name, self.config) if gguf is not None and tiled else AS_IS

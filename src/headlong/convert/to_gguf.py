@@ -29,13 +29,14 @@ TYPES = ("bf16", "f16", "f32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
 WHOLE = (".ssm_conv1d.weight", ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight")
 """Matrices that llama.cpp wants in float32, besides all vectors: convolutions and the routers of experts."""
 WIDE = ("token_embd.weight", "output.weight")
-"""Read or multiplied for every token; below eight bits they cost more than they save."""
+"""Matrices that are stored in at least eight bits: they are used for every token, and narrower ones lose more than they
+save."""
 QUANTIZATION_VERSION = 2
 
 
 @dataclass(frozen=True)
 class Written:
-    """What was written. `notes` are sentences a person should see."""
+    """What was written. `notes` are sentences that a person should see."""
 
     path: Path
     nbytes: int
@@ -110,7 +111,7 @@ def _data(source: Source, name: str, spec: GgufSpec) -> Any:
 
 
 def storage_type(disk_name: str, shape: tuple[int, ...], wanted: str) -> str:
-    """The type of one tensor where matrices are to be `wanted`."""
+    """The type in which one tensor is stored where matrices are to have the type `wanted`."""
     if len(shape) == 1 or disk_name.endswith(WHOLE) or not disk_name.endswith(".weight"):
         return "F32"
     if wanted.startswith("Q") and disk_name in WIDE:
