@@ -9,7 +9,7 @@ from torch import Tensor
 from headlong.engine.build import Built
 from headlong.layers.weights import Scope
 from headlong.models import registry
-from headlong.ops.registry import Ops
+from headlong.ops.registry import choose_backend
 from headlong.quant.format import Weight
 from headlong.quant.fp8 import Fp8Format, Fp8Weight
 
@@ -92,7 +92,7 @@ def random_model(
     family = registry.find(given)
     config = family.config(given)
     num_active = config.moe.num_active if config.moe is not None else 0
-    ops, weights = Ops(dtype, device), RandomWeights(dtype, device, fp8=fp8, num_active=num_active)
+    ops, weights = choose_backend(dtype, device), RandomWeights(dtype, device, fp8=fp8, num_active=num_active)
     model = family.model(config, Scope(weights, ops))
     target = weights.nbytes
     head = family.head(config, Scope(weights, ops, "mtp."))

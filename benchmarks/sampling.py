@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headlong import SamplingParams
-from headlong.ops.registry import Ops
+from headlong.ops.registry import choose_backend
 from headlong.sampling.entries import Entries, Entry
 from headlong.sampling.sampler import Sampler
 from headlong.sampling.table import SamplingTable
@@ -89,7 +89,7 @@ def measured(
     given: dict[str, Any], vocab: int, tokens: int, device: torch.device, repeats: int
 ) -> list[float]:
     """With the device's ops; on a GPU by torch's operations, too."""
-    ops, table = Ops(torch.float32, device), SamplingTable(1, vocab, device)
+    ops, table = choose_backend(torch.float32, device), SamplingTable(1, vocab, device)
     table.set(1, Request("row", (0,), SamplingParams(seed=1, **given), seed=1), list(range(5, 5 + OUTPUT)))
     logits_LV = some_logits(tokens, vocab, device)
     sampler = Sampler(table, ops.argmax, ops.draw, ops.sample, ops.penalise)

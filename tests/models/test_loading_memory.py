@@ -14,7 +14,7 @@ from headlong.checkpoint.load import Expectations
 from headlong.layers.weights import Scope
 from headlong.models import qwen3_5, registry
 from headlong.ops import native
-from headlong.ops.registry import Ops
+from headlong.ops.registry import choose_backend
 from headlong.quant import rtn
 from headlong.quant.gguf import BLOCK_SIZES
 
@@ -62,7 +62,7 @@ def needs():
     """All that the model and its head ask for."""
     family = registry.find(CONFIG)
     config, wanted = family.config(CONFIG), Expectations(())
-    dry = Scope(wanted, Ops(torch.float32, torch.device("meta")))
+    dry = Scope(wanted, choose_backend(torch.float32, torch.device("meta")))
     family.model(config, dry)
     family.head(config, dry("mtp"))
     return wanted.expected

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from headlong.ops.causal_conv.reference import causal_conv, plan
+from headlong.ops.causal_conv.reference import causal_conv, prepare
 from support.ragged import gather, plan_rows, scatter, schedule, token_by_token
 
 CPU = torch.device("cpu")
@@ -33,7 +33,9 @@ def run(steps, rows, weight):
     generator = torch.Generator().manual_seed(2)
     for step in steps:
         flat = gather(step, rows, generator)
-        scatter(step, causal_conv(flat, windows, weight, plan(plan_rows(step), kernel, window, CPU)), results)
+        scatter(
+            step, causal_conv(flat, windows, weight, prepare(plan_rows(step), kernel, window, CPU)), results
+        )
     assert windows[0].isnan().all(), "slot 0 belongs to nobody"
     return results
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headlong.ops.gated_delta.reference import DeltaState, gated_delta, plan
+from headlong.ops.gated_delta.reference import DeltaState, gated_delta, prepare
 from support.ragged import gather, plan_rows, scatter, schedule, token_by_token
 
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def run(steps, inputs, sizes):
     generator = torch.Generator().manual_seed(0)
     for step in steps:
         flat = [gather(step, rows, generator) for rows in inputs]
-        scatter(step, gated_delta(*flat, state, plan(plan_rows(step), CPU)), results)
+        scatter(step, gated_delta(*flat, state, prepare(plan_rows(step), CPU)), results)
     return results, state
 
 

@@ -5,7 +5,8 @@ import torch
 
 from headlong.ops.linear.invariance import RowLinear, find_tile
 from headlong.ops.linear.reference import ReferenceLinear
-from headlong.ops.registry import LINEARS, Ops
+from headlong.ops.reference_backend import LINEARS
+from headlong.ops.registry import choose_backend
 
 CPU = torch.device("cpu")
 SHAPES = [(1, 48), (3, 1), (7, 5), (36, 48), (97, 36), (64, 64), (130, 96), (31, 257), (48, 1100), (600, 70)]
@@ -48,7 +49,7 @@ def assert_invariant(linear, x):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_chosen_linear(shape, dtype):
     weight = draw(*shape, dtype=dtype)
-    linear, x = Ops(dtype, CPU).linear(weight), inputs(weight)
+    linear, x = choose_backend(dtype, CPU).linear(weight), inputs(weight)
     assert (linear.out_features, linear.in_features) == shape
     found = linear(x)
     assert found.dtype == x.dtype
@@ -68,7 +69,7 @@ def test_every_kind(kind, shape, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_poison_in_another_row_stays_there(dtype):
     weight = draw(40, 36, dtype=dtype)
-    linear, x = Ops(dtype, CPU).linear(weight), inputs(weight)
+    linear, x = choose_backend(dtype, CPU).linear(weight), inputs(weight)
     expected = linear(x)
     x[5] = torch.nan
     found = linear(x)
@@ -98,8 +99,8 @@ def test_a_linear_that_is_never_invariant_is_refused(monkeypatch, caplog):
             return super().__call__(x_ND) + len(x_ND)
 
     monkeypatch.setattr("headlong.ops.native.library", lambda: None)
-    monkeypatch.setattr("headlong.ops.registry.LINEARS", (Crooked,))
+    monkeypatch.setattr("headlong.ops.reference_backend.LINEARS", (Crooked,))
     with caplog.at_level("INFO"):
-        linear = Ops(torch.float32, CPU).linear(draw(8, 16, dtype=torch.float32))
+        linear = choose_backend(torch.float32, CPU).linear(draw(8, 16, dtype=torch.float32))
     assert isinstance(linear, RowLinear)
     assert "not crooked: a row's bits depend on its neighbours" in caplog.text

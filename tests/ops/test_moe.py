@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from headlong.ops.elementwise import silu
 from headlong.ops.moe.reference import moe, route
-from headlong.ops.registry import Ops
+from headlong.ops.registry import choose_backend
 
 CPU = torch.device("cpu")
 CASES = [
@@ -47,7 +47,7 @@ def expert(ops, gate_up, down):
 
 
 def layer(case, dtype, normalise=True):
-    ops = Ops(dtype, CPU)
+    ops = choose_backend(dtype, CPU)
     experts = [expert(ops, g, d) for g, d in zip(*weights_of(case, dtype), strict=True)]
 
     def run(x, logits):

@@ -15,7 +15,7 @@ from headlong.ops.gated_attention.reference import GatedAttentionWeights, Refere
 from headlong.ops.gated_delta.reference import DeltaState
 from headlong.ops.norm.native import NativeRmsNorm
 from headlong.ops.norm.reference import RmsNorm
-from headlong.ops.registry import Ops
+from headlong.ops.registry import choose_backend
 from headlong.ops.rope.reference import Rotary, angles
 from headlong.ops.silu_mul import native as native_silu_mul
 from headlong.ops.silu_mul import reference as reference_silu_mul
@@ -58,7 +58,7 @@ def run_delta(net, weights, sequences, steps):
     results = [torch.empty(len(s), sizes[0] * sizes[2], dtype=s.dtype) for s in sequences]
     generator = torch.Generator().manual_seed(0)
     for step in steps:
-        plan = net.plan(plan_rows(step), KERNEL, window, CPU)
+        plan = net.prepare(plan_rows(step), KERNEL, window, CPU)
         scatter(step, net(gather(step, sequences, generator), state, windows, plan), results)
     return results
 
@@ -159,7 +159,7 @@ def run_attention(net, weights, sequences, steps, cache_dtype):
             [torch.arange(a, a + n) for a, n in zip(rows.starts, rows.query_lens, strict=True)]
         )
         rotation = angles(positions, rotary, torch.promote_types(sequences[0].dtype, torch.float32))
-        plan = net.plan(rows, pages, PAGE_SIZE)
+        plan = net.prepare(rows, pages, PAGE_SIZE)
         scatter(step, net(gather(step, sequences, generator), keys, values, rotation, plan), results)
     return results
 
@@ -218,7 +218,7 @@ def test_writing_leaves_what_attending_leaves(sizes, kind, make):
         net = make(weights)
         shape = (5, kv, PAGE_SIZE, dim + -dim % 16)
         keys, values = (torch.full(shape, 7.0) for _ in range(2))
-        plan = net.plan(Rows((1,), (0,), (len(tokens),), (0,), (0,)), pages, PAGE_SIZE)
+        plan = net.prepare(Rows((1,), (0,), (len(tokens),), (0,), (0,)), pages, PAGE_SIZE)
         getattr(net, act)(tokens, keys, values, rotation, plan)
         assert not (keys == 7.0).all()
         left.append((keys, values))
@@ -274,4 +274,4 @@ def test_refusals_name_the_reason(monkeypatch):
     assert "cuda" in str(native.refusal(torch.float32, torch.device("cuda")))
     monkeypatch.setattr(native, "library", lambda: None)
     assert native.refusal(torch.float32, CPU) == "are not built"
-    assert not Ops(torch.float32, CPU).native
+    assert choose_backend(torch.float32, CPU).name == "reference"

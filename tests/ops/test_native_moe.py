@@ -13,7 +13,7 @@ from headlong.ops import native
 from headlong.ops.linear.native import Source
 from headlong.ops.moe.native import NativeExperts
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
-from headlong.ops.registry import Ops
+from headlong.ops.registry import choose_backend
 from headlong.quant.detect import detect
 from support import packing
 from support.moe_truth import expected
@@ -93,7 +93,9 @@ def threads():
 def test_the_reference(kind, normalise):
     weights, (x, logits, to) = weights_of(kind, normalise), inputs_of(kind)
     wanted = expected(weights, x, logits, to)
-    error = (load(kind, weights)(x, logits, None, to) - wanted).abs().max() / (wanted - to).abs().max()
+    error = (load(kind, weights)(x, logits, None, to, torch.clone)[0] - wanted).abs().max() / (
+        wanted - to
+    ).abs().max()
     assert error < (ROUNDED if kind.endswith("rounded") else EXACT)
 
 
@@ -103,18 +105,20 @@ def test_bits_depend_on_nothing_beside(kind, threads):
     experts, (x, logits, to) = experts_of(kind), inputs_of(kind)
     threads(1)
     singly = [slice(i, i + 1) for i in range(TOKENS)]
-    alone = torch.cat([experts(x[i], logits[i], None, to[i]) for i in singly])
+    alone = torch.cat([experts(x[i], logits[i], None, to[i], torch.clone)[0] for i in singly])
     same = logits[:1].expand(TOKENS, -1).contiguous()
-    together = torch.cat([experts(x[i], same[i], None, to[i]) for i in singly])
+    together = torch.cat([experts(x[i], same[i], None, to[i], torch.clone)[0] for i in singly])
     order = torch.randperm(TOKENS, generator=torch.Generator().manual_seed(5))
     for count in (1, 2, 3):
         threads(count)
-        assert experts(torch.full_like(x, torch.nan), logits, None, to).isnan().all()
+        assert experts(torch.full_like(x, torch.nan), logits, None, to, torch.clone)[0].isnan().all()
         for tokens in COUNTS:
             for part in (slice(0, tokens), slice(TOKENS - tokens, TOKENS)):
-                assert torch.equal(experts(x[part], logits[part], None, to[part]), alone[part])
-        assert torch.equal(experts(x[order], logits[order], None, to[order]), alone[order])
-        assert torch.equal(experts(x, same, None, to), together)
+                assert torch.equal(
+                    experts(x[part], logits[part], None, to[part], torch.clone)[0], alone[part]
+                )
+        assert torch.equal(experts(x[order], logits[order], None, to[order], torch.clone)[0], alone[order])
+        assert torch.equal(experts(x, same, None, to, torch.clone)[0], together)
 
 
 def test_the_first_of_equal_experts_are_chosen():
@@ -122,10 +126,12 @@ def test_the_first_of_equal_experts_are_chosen():
     experts, (x, _, to) = experts_of("float32"), inputs_of("float32")
     equal, first = torch.zeros(4, EXPERTS + 1), torch.zeros(4, EXPERTS + 1)
     first[:, ACTIVE:EXPERTS] = -80.0
-    found = experts(x[:4], equal, None, to[:4])
-    torch.testing.assert_close(found, experts(x[:4], first, None, to[:4]), rtol=0.0, atol=1e-5)
+    found = experts(x[:4], equal, None, to[:4], torch.clone)[0]
+    torch.testing.assert_close(
+        found, experts(x[:4], first, None, to[:4], torch.clone)[0], rtol=0.0, atol=1e-5
+    )
     equal[1] = torch.nan
-    broken = experts(x[:4], equal, None, to[:4])
+    broken = experts(x[:4], equal, None, to[:4], torch.clone)[0]
     assert broken[1].isnan().all() and torch.equal(broken[[0, 2, 3]], found[[0, 2, 3]])
 
 
@@ -138,8 +144,10 @@ def test_what_is_not_routed_to_does_not_matter():
     avoided = replace(weights, load=lambda e: broken if e == 4 else weights.load(e))
     logits = logits.clone()
     logits[:, 4] = -90.0
-    wanted = experts_of("float32")(x, logits, None, to)
-    assert wanted.isfinite().all() and torch.equal(load("float32", avoided)(x, logits, None, to), wanted)
+    wanted = experts_of("float32")(x, logits, None, to, torch.clone)[0]
+    assert wanted.isfinite().all() and torch.equal(
+        load("float32", avoided)(x, logits, None, to, torch.clone)[0], wanted
+    )
 
 
 @pytest.mark.parametrize("where", range(EXPERTS + 1))
@@ -151,5 +159,5 @@ def test_weights_it_cannot_take_are_left_to_others(where):
     experts = [*(weights.load(e) for e in range(EXPERTS)), weights.shared]
     experts[where] = ExpertWeights([foreign] * 2, foreign)
     given = replace(weights, load=experts.__getitem__, shared=experts[-1])
-    ops = Ops(torch.float32, torch.device("cpu"))
-    assert ops.experts(given) is None and isinstance(ops.experts(weights), NativeExperts)
+    ops = choose_backend(torch.float32, torch.device("cpu"))
+    assert (ops.experts(given).name, ops.experts(weights).name) == ("reference", "native")

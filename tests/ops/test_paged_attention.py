@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from headlong.ops.paged_attention.reference import HEAD_ALIGN, attend, plan, write
+from headlong.ops.paged_attention.reference import HEAD_ALIGN, attend, prepare, write
 from support.ragged import gather, plan_rows, scatter, schedule, token_by_token
 
 SHAPES = [(1, 1, 4), (3, 1, 20), (5, 5, 12), (4, 2, 16), (6, 3, 34), (8, 1, 64)]  # heads, KV heads, head size
@@ -44,7 +44,7 @@ def run(steps, rows, shape, dtypes, page_size=PAGE, seed=0):
         pages = [tables[share.row] for share in step]
         most = max(map(len, pages))
         table = torch.tensor([[*row, *([0] * (most - len(row)))] for row in pages])
-        made = plan(plan_rows(step), table, page_size)
+        made = prepare(plan_rows(step), table, page_size)
         q, k, v = (gather(step, sequences, generator) for sequences in rows)
         write(keys, k, made)
         write(values, v, made)

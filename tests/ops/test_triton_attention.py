@@ -88,7 +88,7 @@ class Pages:
         positions = torch.cat([torch.arange(start, start + count) for start, count in spans]).to(DEVICE)
         rotary = Rotary.of(10000.0, self.dim // 4 * 2, self.dim, DEVICE)
         rotation = angles(positions, rotary, torch.float32)
-        plan = net.plan(rows, table, self.page_size)
+        plan = net.prepare(rows, table, self.page_size)
         return getattr(net, act)(tokens.to(DEVICE), self.keys, self.values, rotation, plan)
 
 

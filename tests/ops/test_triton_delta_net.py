@@ -62,7 +62,7 @@ def fresh_state(weights, num_rows):
 def plan(net, rows, window=WINDOW):
     if isinstance(net, TritonDeltaNet):
         return TritonStep.of(rows, torch.zeros(len(rows.slots), 1, device=DEVICE, dtype=torch.long), 16)
-    return net.plan(rows, KERNEL, window, DEVICE)
+    return net.prepare(rows, KERNEL, window, DEVICE)
 
 
 def run(net, sequences, steps, each=None):

@@ -12,7 +12,8 @@ from headlong.ops.linear.triton_split_k import WIDTH, add_pieces
 from headlong.ops.norm.normed import PartialNorm
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.norm.triton import PART, TritonRmsNorm, room_args
-from headlong.ops.registry import Ops
+from headlong.ops.registry import choose_backend
+from headlong.ops.silu_mul.triton import silu_mul
 
 SIZES = [320, 2 * WIDTH, 2048]
 """Of hidden states: more than one block each, the first not in whole blocks."""
@@ -32,7 +33,7 @@ def producer(size: int) -> TritonLinear:
 @pytest.mark.parametrize("size", SIZES)
 def test_the_first_half(size):
     x, to, norm = tokens(3, 320), draw(3, size, seed=1).to(DEVICE), norm_of(size)
-    found, half = producer(size).plus(x, to, norm)
+    found, half = producer(size).add_to(x, to, norm)
     assert torch.equal(found, producer(size)(x, to))
     assert isinstance(half, PartialNorm) and half.x_ND.dtype == torch.bfloat16
     assert torch.equal(half.x_ND, (found * norm.weight).bfloat16())
@@ -46,13 +47,15 @@ def test_the_first_half(size):
 def test_products_see_to_the_second(kind, cut):
     """What is rounded differs: x · weight here, what is divided as well there."""
     norm, made = norm_of(320), linear(kind, (70, 320), cut=cut)
-    hidden, half = producer(320).plus(tokens(3, 320), draw(3, 320).to(DEVICE), norm)
+    hidden, half = producer(320).add_to(tokens(3, 320), draw(3, 320).to(DEVICE), norm)
     wanted = made(norm(hidden))
     found = made(half)
     assert (found - wanted).abs().max() < 2**-6 * wanted.abs().max()
     torch.testing.assert_close(added(made, half), found, rtol=1e-6, atol=1e-6)
     gate, up = found.chunk(2, 1)
-    torch.testing.assert_close(made.gated(half, torch.float32), silu(gate) * up, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        made.gated(half, silu_mul, torch.float32), silu(gate) * up, rtol=1e-5, atol=1e-5
+    )
 
 
 def added(made: TritonLinear, half: PartialNorm) -> torch.Tensor:
@@ -69,24 +72,24 @@ def added(made: TritonLinear, half: PartialNorm) -> torch.Tensor:
 def test_company_does_not_matter(cut):
     make, take, norm = producer(320), linear("bfloat16", (70, 320), cut=cut), norm_of(320)
     x, to = tokens(70, 320), draw(70, 320, seed=1).to(DEVICE)
-    hidden, half = make.plus(x, to, norm)
-    whole, gated = take(half), take.gated(half, torch.float32)
+    hidden, half = make.add_to(x, to, norm)
+    whole, gated = take(half), take.gated(half, silu_mul, torch.float32)
     for part in (slice(0, 1), slice(3, 5), slice(17, 34)):
-        alone, own = make.plus(x[part], to[part], norm)
+        alone, own = make.add_to(x[part], to[part], norm)
         assert torch.equal(alone, hidden[part]) and torch.equal(own.squares_NP, half.squares_NP[part])
         assert torch.equal(take(own), whole[part]) and torch.equal(
-            take.gated(own, torch.float32), gated[part]
+            take.gated(own, silu_mul, torch.float32), gated[part]
         )
 
 
 def test_launches_of_few_tokens(monkeypatch):
     make, take, norm = producer(320), linear("bfloat16", (70, 320), cut=True), norm_of(320)
     x, to = tokens(7, 320), draw(7, 320, seed=1).to(DEVICE)
-    hidden, half = make.plus(x, to, norm)
+    hidden, half = make.add_to(x, to, norm)
     wanted = take(half)
     monkeypatch.setattr(make, "_tokens_at_once", 3)
     monkeypatch.setattr(take, "_tokens_at_once", 2)
-    found, other = make.plus(x, to, norm)
+    found, other = make.add_to(x, to, norm)
     assert torch.equal(found, hidden) and torch.equal(take(other), wanted)
 
 
@@ -98,23 +101,23 @@ def test_launches_of_few_tokens(monkeypatch):
 def test_norms_that_stay_whole(norm):
     norm.weight = norm.weight.to(DEVICE)
     x, to, make = tokens(2, 320), draw(2, 320).to(DEVICE), producer(320)
-    hidden, normed = make.plus(x, to, norm)
+    hidden, normed = make.add_to(x, to, norm)
     assert torch.equal(hidden, make(x, to)) and torch.equal(normed, norm(hidden))
 
 
 def test_a_product_that_is_whole_leaves_the_norm_to_its_kernel():
     make, norm = TritonLinear([weight_of("bfloat16", (70, 96))]), norm_of(70)
     assert make.matrices[0].is_whole
-    hidden, normed = make.plus(tokens(2, 96), draw(2, 70).to(DEVICE), norm)
+    hidden, normed = make.add_to(tokens(2, 96), draw(2, 70).to(DEVICE), norm)
     assert torch.equal(normed, norm(hidden))
 
 
 def test_what_is_no_number_stays_in_its_row():
     make, take, norm = producer(320), linear("fp8_block", (65, 320), cut=True), norm_of(320)
     to = draw(3, 320).to(DEVICE)
-    clean = take(make.plus(tokens(3, 320), to, norm)[1])
+    clean = take(make.add_to(tokens(3, 320), to, norm)[1])
     to[1, 5] = torch.nan
-    found = take(make.plus(tokens(3, 320), to, norm)[1])
+    found = take(make.add_to(tokens(3, 320), to, norm)[1])
     assert found[1].isnan().all() and torch.equal(found[[0, 2]], clean[[0, 2]])
 
 
@@ -126,7 +129,7 @@ def test_what_is_no_number_stays_in_its_row():
 def test_who_may_leave_a_half_to_products(monkeypatch, weights, halved):
     """All products of an engine must be able to take it: one that multiplies in float16 would overflow."""
     monkeypatch.setenv("HEADLONG_TRITON", "1" if DEVICE == "cuda" else "interpret")
-    ops = Ops(torch.bfloat16, torch.device(DEVICE))
+    ops = choose_backend(torch.bfloat16, torch.device(DEVICE))
     norm = ops.norm(torch.ones(320, device=DEVICE), 1e-6, inside=True)
     assert isinstance(norm, TritonRmsNorm) and norm.may_be_halved
     for kind in weights:

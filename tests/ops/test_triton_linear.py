@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from headlong.errors import CheckpointError
+from headlong.ops.argmax.triton import argmax
 from headlong.ops.linear import triton_block_m, triton_split_k, triton_weight
 from headlong.ops.linear.triton import TritonLinear
 from headlong.ops.linear.triton_block_m import SURE, WIDTHS, product, width_for
 from headlong.ops.linear.triton_repack import kind_of
 from headlong.ops.linear.triton_weight import BYTE_PROGRAMS, PROGRAMS, Kind, plan_shape
-from headlong.ops.registry import Ops
+from headlong.ops.registry import choose_backend
 from headlong.ops.silu_mul.triton import silu_mul
 from headlong.quant.compressed import CompressedInts
 from headlong.quant.detect import detect
@@ -276,10 +277,10 @@ def test_gate_in_one_go(kinds, biased, cut, monkeypatch):
     multiply = TritonLinear([weight_of(kind, SHAPES[1]) for kind in kinds], None, bias)
     multiply = in_pieces(multiply) if cut else multiply
     x = tokens(5, SHAPES[1][1])
-    found = multiply.gated(x, torch.float16)
+    found = multiply.gated(x, partial(silu_mul, dtype=torch.float16), torch.float16)
     assert torch.equal(found, silu_mul(multiply(x), torch.float16)) and found.shape == (5, size)
     monkeypatch.setattr(multiply, "_tokens_at_once", 3)
-    assert torch.equal(multiply.gated(x, torch.float16), found)
+    assert torch.equal(multiply.gated(x, partial(silu_mul, dtype=torch.float16), torch.float16), found)
 
 
 @pytest.mark.parametrize("kinds", [["bfloat16"], ["fp8_block"], ["bfloat16", "fp8_block"]], ids=str)
@@ -294,12 +295,12 @@ def test_best_output_without_the_others(kinds, monkeypatch):
     x[4, 7] = -torch.inf
     for offsets in (None, bias):
         multiply = TritonLinear(weights, None, offsets)
-        found = multiply.best(x)
+        found = multiply.argmax(x, argmax)
         assert found.dtype == torch.long and torch.equal(found, multiply(x).argmax(1))
-        assert torch.equal(torch.cat([multiply.best(row[None]) for row in x]), found)
+        assert torch.equal(torch.cat([multiply.argmax(row[None], argmax) for row in x]), found)
     assert found[0] == 20 and found[3] == 0
     monkeypatch.setattr(multiply, "_tokens_at_once", 4)
-    assert torch.equal(multiply.best(x), found)
+    assert torch.equal(multiply.argmax(x, argmax), found)
 
 
 STACKS = {
@@ -397,7 +398,7 @@ def test_picked_outputs(kind, outs):
     assert part is not None and part(x).shape == (3, len(outs)) and part.out_features == len(outs)
     expected = whole(x)[:, at.to(DEVICE)]
     torch.testing.assert_close(part(x), expected, rtol=1e-5, atol=1e-5 * whole(x).abs().max().item())
-    assert torch.equal(part.best(x), part(x).argmax(1))
+    assert torch.equal(part.argmax(x, argmax), part(x).argmax(1))
 
 
 def test_of_several_matrices_none_are_picked():
@@ -407,17 +408,17 @@ def test_of_several_matrices_none_are_picked():
 
 def test_what_is_said_of_a_gpu():
     """Asked without one: `inspect` tells of machines that are not here."""
-    ops = Ops(torch.bfloat16, torch.device("cuda"))
+    ops = choose_backend(torch.bfloat16, torch.device("cuda"))
     assert ops.explain_linear(torch.bfloat16, None)[0] == "triton"
     fp8 = Fp8Format("block", (128, 128), "F8_E4M3", "weight_scale_inv")
     assert ops.explain_linear(torch.bfloat16, fp8) == ("triton", "as narrow as it is stored")
-    assert ops.all_triton and not Ops(torch.float64, torch.device("cuda")).all_triton
+    assert not ops.asks_host and choose_backend(torch.float64, torch.device("cuda")).asks_host
 
 
 def test_a_weight_for_somebody_else_is_told_and_forbids_recording(caplog, monkeypatch):
     monkeypatch.setenv("HEADLONG_TRITON", "interpret")
-    ops = Ops(torch.float32, torch.device("cpu"))
+    ops = choose_backend(torch.float32, torch.device("cpu"))
     monkeypatch.setattr(TritonLinear, "supports", staticmethod(lambda _weight: "is too odd"))
     assert ops.linear(torch.randn(8, 16)).name != "triton"
     assert "not triton: is too odd; drafting may decide a near-tie differently" in caplog.text
-    assert not ops.all_triton
+    assert ops.asks_host

@@ -47,9 +47,9 @@ def driven(folder, monkeypatch, triton: str) -> Driver:
     assert isinstance(built.model.lm_head, TritonLinear) == serves
     assert built.head is not None
     mlps = [layer.mlp for layer in (*built.model.layers, built.head.layer)]
-    assert all(isinstance(mlp.fused, TritonExperts) == serves for mlp in mlps if isinstance(mlp, MoeMlp))
+    assert all(isinstance(mlp.experts, TritonExperts) == serves for mlp in mlps if isinstance(mlp, MoeMlp))
     # All of it, the head's experts among it, could be recorded.
-    assert not built.ops._foreign_to_triton
+    assert not serves or not built.ops.asks_host
     driver = Driver(built, max_rows=2)
     driver.open("a", random_tokens(built.model.config.vocab_size, 40, seed=1))
     return driver

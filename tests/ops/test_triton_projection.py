@@ -11,7 +11,7 @@ from test_triton_linear import DEVICE, in_pieces, tokens, weight_of
 from headlong.ops.delta_net.triton import TritonDeltaNet
 from headlong.ops.gated_attention.triton import TritonGatedAttention
 from headlong.ops.linear.triton import TritonLinear
-from headlong.ops.linear.triton_projection import GivenProjected, TritonProjection, projected_of
+from headlong.ops.linear.triton_projection import GivenProjected, TritonProjection, parts_of
 from headlong.ops.linear.triton_split_k import WIDTH, Pieces, add_pieces
 from headlong.ops.linear.triton_weight import Matrix
 from headlong.ops.norm.triton import length_args, room_args
@@ -183,8 +183,8 @@ def test_delta_net_adds_pieces():
 
 def test_tensors_are_parted():
     sums = torch.arange(12.0).view(2, 6)
-    asked = projected_of(sums, slice(1, 3))
+    asked = parts_of(sums, slice(1, 3))
     gates = asked.gates()
     assert asked.first().tolist() == [[0, 3, 4, 5], [6, 9, 10, 11]]
     assert gates is not None and gates.tensor.tolist() == [[1, 2], [7, 8]]
-    assert projected_of(asked, slice(0, 0)) is asked
+    assert parts_of(asked, slice(0, 0)) is asked

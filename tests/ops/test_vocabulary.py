@@ -8,10 +8,10 @@ from headlong.ops import native
 from headlong.ops.argmax import native as native_argmax
 from headlong.ops.argmax import reference as reference_argmax
 from headlong.ops.embedding.native import NativeEmbedding
-from headlong.ops.embedding.reference import Embedding
+from headlong.ops.embedding.reference import ReferenceEmbedding
 from headlong.ops.linear import native as kinds
 from headlong.ops.linear.native import NativeLinear, Source
-from headlong.ops.registry import Ops
+from headlong.ops.registry import choose_backend
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="native kernels are not built or turned off")
 SIZES = (1, 2, 63, 64, 65, 127, 128, 1000, 4097)
@@ -70,9 +70,9 @@ def test_tokens_that_lie_apart_and_none():
 
 def test_who_serves_an_embedding():
     """Whoever it is, the registry finds them by the weight alone."""
-    ops = Ops(torch.float32, torch.device("cpu"))
+    ops = choose_backend(torch.float32, torch.device("cpu"))
     tokens = torch.tensor([2, 0, 2])
-    for weight, kind in ((draw(5, 32), NativeEmbedding), (draw(5, 31).bfloat16(), Embedding)):
+    for weight, kind in ((draw(5, 32), NativeEmbedding), (draw(5, 31).bfloat16(), ReferenceEmbedding)):
         embedding = ops.embedding(weight)
         assert isinstance(embedding, kind)
         assert torch.equal(embedding(tokens), weight[tokens].float())

@@ -14,7 +14,7 @@ from headlong.ops.linear.onednn import OneDnnLinear
 from headlong.ops.linear.reference import ReferenceLinear
 from headlong.ops.linear.stacked import StackedLinear
 from headlong.ops.linear.unpacking import UnpackingLinear
-from headlong.ops.registry import Ops
+from headlong.ops.registry import choose_backend
 from headlong.quant import rtn
 from headlong.speculate import frequencies
 from headlong.speculate.vocabulary import IMPOSSIBLE
@@ -192,5 +192,5 @@ def test_rows_of_every_other_linear(kind):
         "unpack by tile": lambda: UnpackingLinear(packed, torch.float32),
         "nothing told apart": lambda: StackedLinear([ReferenceLinear(weight)]),
     }[kind]()
-    part = Ops(torch.float32, torch.device("cpu")).picked(linear, at)
+    part = choose_backend(torch.float32, torch.device("cpu")).pick(linear, at)
     torch.testing.assert_close(part(x), linear(x)[:, at], rtol=1e-5, atol=1e-5)

@@ -17,7 +17,8 @@ from headlong.errors import HeadError, HeadlongError
 from headlong.layers.weights import Scope
 from headlong.models import registry
 from headlong.models.config import ModelConfig
-from headlong.ops.registry import Ops
+from headlong.ops.backend import Backend
+from headlong.ops.registry import choose_backend
 from headlong.progress import ProgressFn
 from headlong.state.specs import bytes_per_slot, bytes_per_token
 
@@ -106,7 +107,7 @@ def gather(
     except HeadlongError as error:
         return Facts(folder, str(error))
     blueprint, head, reason = _judge(checkpoint, config)
-    ops = None if blueprint is None else Ops(blueprint.dtype(device), device)
+    ops = None if blueprint is None else choose_backend(blueprint.dtype(device), device)
     return Facts(
         folder=folder,
         reason=reason,
@@ -135,10 +136,10 @@ def _judge(checkpoint: Checkpoint, config: EngineConfig) -> tuple[Blueprint | No
     return blueprint, HeadFacts(blueprint.head_refusal is None, blueprint.head_refusal), None
 
 
-def _state_cost(blueprint: Blueprint, ops: Ops, context: int | None, batch: int) -> StateCost:
+def _state_cost(blueprint: Blueprint, ops: Backend, context: int | None, batch: int) -> StateCost:
     """Builds the model once more on tensors without data, to ask its layers what they keep."""
     expectations = Expectations(blueprint.names)
-    dry = Ops(ops.dtype, expectations.device)
+    dry = choose_backend(ops.dtype, expectations.device)
     specs = blueprint.family.model(blueprint.config, Scope(expectations, dry)).state_specs
     max_drafts = 0
     if blueprint.head_refusal is None:

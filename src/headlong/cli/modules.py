@@ -9,7 +9,7 @@ from headlong.checkpoint.detect import HEAD
 from headlong.checkpoint.names import NameMap
 from headlong.checkpoint.tensor_info import TensorInfo
 from headlong.engine.build import Blueprint
-from headlong.ops.registry import Ops
+from headlong.ops.backend import Backend
 from headlong.quant.format import Format
 from headlong.quant.plain import PlainFormat
 
@@ -41,7 +41,7 @@ class Module:
 
 
 def list_modules(
-    names: NameMap, blueprint: Blueprint | None, ops: Ops | None, *, every: bool
+    names: NameMap, blueprint: Blueprint | None, ops: Backend | None, *, every: bool
 ) -> list[Module]:
     """What may be loaded, the target's before the head's; `every` keeps layers and experts apart. Without a blueprint
     (the model does not fit) every tensor is a row of its own."""
@@ -49,7 +49,7 @@ def list_modules(
     return singles if every else _grouped(_experts_joined(singles))
 
 
-def _singles(names: NameMap, blueprint: Blueprint | None, ops: Ops | None) -> Iterator[Module]:
+def _singles(names: NameMap, blueprint: Blueprint | None, ops: Backend | None) -> Iterator[Module]:
     described: set[str] = set()
     if blueprint is not None and ops is not None:
         for name, format in blueprint.formats.items():
@@ -72,7 +72,7 @@ def _singles(names: NameMap, blueprint: Blueprint | None, ops: Ops | None) -> It
 
 
 def _matrix(
-    name: str, infos: dict[str, TensorInfo], format: Format, blueprint: Blueprint, ops: Ops
+    name: str, infos: dict[str, TensorInfo], format: Format, blueprint: Blueprint, ops: Backend
 ) -> Module:
     shape = blueprint.expected[name].shape if name in blueprint.expected else infos["weight"].shape
     parameters, nbytes = math.prod(shape), sum(info.nbytes for info in infos.values())

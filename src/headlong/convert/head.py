@@ -19,7 +19,7 @@ from headlong.checkpoint.tensor_info import TensorInfo
 from headlong.errors import CheckpointError, HeadError
 from headlong.layers.weights import Scope
 from headlong.models import registry
-from headlong.ops.registry import Ops
+from headlong.ops.registry import choose_backend
 
 MODEL_TYPE = "model_type"
 SIZES = (
@@ -161,7 +161,9 @@ def _check_shapes(base: Checkpoint, head: Checkpoint) -> None:
     names = registry.names_of(joined(base, head))
     config = registry.config_of(base)
     family, needs = registry.find(config), Expectations(names)
-    family.head(family.config(config), Scope(needs, Ops(torch.float32, torch.device("meta")), HEAD))
+    family.head(
+        family.config(config), Scope(needs, choose_backend(torch.float32, torch.device("meta")), HEAD)
+    )
     for name, need in needs.expected.items():
         info = names.sources.get(name)
         if info is None or not info.is_float:

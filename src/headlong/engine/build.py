@@ -28,8 +28,8 @@ from headlong.models.decoder import DecoderModel
 from headlong.models.embeddings import Embeddings
 from headlong.models.family import Family
 from headlong.models.mtp import MtpHead
-from headlong.ops.native import threads_for_native
-from headlong.ops.registry import Ops, default_dtype
+from headlong.ops.backend import Backend
+from headlong.ops.registry import choose_backend, default_dtype
 from headlong.progress import ProgressFn, silent
 from headlong.quant.format import Format
 from headlong.quant.plain import PlainFormat
@@ -115,7 +115,7 @@ class Built:
     model: DecoderModel
     head: MtpHead | None
     head_refusal: str | None
-    ops: Ops
+    ops: Backend
     lent: Embeddings | None = None
     """The head's own copy of what it takes from the model, where it is on another device."""
 
@@ -131,7 +131,7 @@ def survey(checkpoint: Checkpoint, options: EngineConfig | None = None) -> Bluep
     config, names = family.config(described), registry.names_of(checkpoint)
     detector = Detector(checkpoint, names, _head_hint(options))
     verifier = Verifier(names, detector)
-    dry = Scope(source := Expectations(names), Ops(torch.float32, torch.device("meta")))
+    dry = Scope(source := Expectations(names), choose_backend(torch.float32, torch.device("meta")))
     family.model(config, dry)
     expected = dict(source.expected)
     where = checkpoint.folder
@@ -200,12 +200,12 @@ def build(blueprint: Blueprint, *, device: torch.device, progress: ProgressFn = 
     """Reads the weights, one tensor at a time."""
     chosen = blueprint.dtype(device)
     log.info("dtype %s (stored %s) on %s", chosen, blueprint.stored_dtype() or "packed", device)
-    ops = Ops(chosen, device)
+    ops = choose_backend(chosen, device)
     elsewhere = blueprint.options.resolve_draft_device()
-    head_ops = ops if elsewhere is None else Ops(blueprint.dtype(elsewhere), elsewhere)
+    head_ops = ops if elsewhere is None else choose_backend(blueprint.dtype(elsewhere), elsewhere)
     _keep_to_the_cores()
     # What torch does meanwhile is small, and its threads would go on looking for more on cores that lay weights out.
-    with torch.inference_mode(), threads_for_native if ops.native else nullcontext():
+    with torch.inference_mode(), ops.threads():
         loader = _loader(blueprint, chosen, ops, head=False)
         head_loader = _loader(blueprint, blueprint.head_dtype(head_ops.device), head_ops, head=True)
         first, total = loader.nbytes, loader.nbytes + head_loader.nbytes
@@ -231,13 +231,15 @@ def _return_what_was_freed() -> None:
             trim(0)
 
 
-def _lend(blueprint: Blueprint, ops: Ops) -> Embeddings:
+def _lend(blueprint: Blueprint, ops: Backend) -> Embeddings:
     """Read once more, since what the model holds is laid out for its own device."""
     log.info("the MTP head is on %s, with an embedding and an lm_head of its own", ops.device)
     return Embeddings(blueprint.config, Scope(_loader(blueprint, ops.dtype, ops, head=False), ops))
 
 
-def _build_head(blueprint: Blueprint, ops: Ops, loader: WeightLoader) -> tuple[MtpHead | None, str | None]:
+def _build_head(
+    blueprint: Blueprint, ops: Backend, loader: WeightLoader
+) -> tuple[MtpHead | None, str | None]:
     if blueprint.head_refusal is not None:
         return None, blueprint.head_refusal
     try:
@@ -253,7 +255,7 @@ def _keep_to_the_cores() -> None:
         torch.set_num_threads(cores)
 
 
-def _loader(blueprint: Blueprint, dtype: torch.dtype, ops: Ops, *, head: bool) -> WeightLoader:
+def _loader(blueprint: Blueprint, dtype: torch.dtype, ops: Backend, *, head: bool) -> WeightLoader:
     """Native products take weights as narrow as they are stored, and so do those of packed ones."""
     options = blueprint.options
     if not dtype.is_floating_point:
@@ -264,8 +266,9 @@ def _loader(blueprint: Blueprint, dtype: torch.dtype, ops: Ops, *, head: bool) -
         dtype,
         ops.device,
         wanted=[name for name in blueprint.expected if name.startswith(HEAD) == head],
-        keep_stored=(blueprint.is_packed or ops.native) and not (head and options.draft_dtype != "auto"),
+        keep_stored=(blueprint.is_packed or ops.lays_out_weights)
+        and not (head and options.draft_dtype != "auto"),
         repack=blueprint.repacked_head if head else None,
-        mapped=ops.native,
+        mapped=ops.lays_out_weights,
         row_order=blueprint.row_order,
     )

@@ -107,7 +107,7 @@ class Engine:
     def _whole_step(self) -> WholeStep | None:
         """Where steps can be one launch: Triton's kernels, and the model's own head as the drafter or none."""
         drafter = self.proposer if isinstance(self.proposer, MtpProposer) else None
-        if not self.model.launches_alone or (drafter is None and self.max_drafts):
+        if self.model.asks_host or (drafter is None and self.max_drafts):
             return None
         return WholeStep(self.model, self.state, self.sampler, drafter, self.max_len)
 

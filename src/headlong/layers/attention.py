@@ -7,12 +7,12 @@ from torch import Tensor
 
 from headlong.layers.context import Context
 from headlong.layers.weights import Scope
-from headlong.ops.gated_attention.native import NativeGatedAttention
+from headlong.ops import program
 from headlong.ops.gated_attention.reference import GatedAttentionWeights
-from headlong.ops.linear.invariance import Norm, Normed, add_product
-from headlong.ops.linear.native import NativeLinear
+from headlong.ops.linear.linear import Shard
+from headlong.ops.norm.normed import Norm, Normed
 from headlong.ops.norm.reference import RmsNorm
-from headlong.ops.program import FIRST, NOWHERE, SECOND, STREAM, Program
+from headlong.ops.program import FIRST, SECOND, STREAM, Instruction
 from headlong.state.paged_kv import PagedKv, PagedKvSpec
 
 
@@ -45,9 +45,9 @@ class Attention:
         first_gate = (heads + kv) * dim
         gates = slice(first_gate, first_gate + c.gated * heads * dim)
         self.project = scope.projection(
-            *parts, in_features=c.hidden_size, gates=gates, order=order, bias=c.bias
+            *parts, in_features=c.hidden_size, gates=gates, order=order, bias=c.bias, shard=Shard.OUTPUT
         )
-        self.out = scope.linear("o_proj", c.hidden_size, heads * dim, bias=c.out_bias)
+        self.out = scope.linear("o_proj", c.hidden_size, heads * dim, bias=c.out_bias, shard=Shard.INPUT)
         qk_norm = self._qk_norm(scope) if c.normed else None
         self.attend = scope.ops.gated_attention(GatedAttentionWeights(heads, kv, dim, qk_norm, c.gated))
 
@@ -80,29 +80,27 @@ class Attention:
         """Added to `to_ND`, and what `then` makes of that."""
         projected = self.project(normed)
         attended = self.attend(projected, state.keys, state.values, context.angles, context.attention)
-        return add_product(to_ND, self.out, attended, then)
+        return self.out.add_to(attended, to_ND, then)
 
     def remember(self, normed: Normed, context: Context, state: PagedKv) -> None:
         """Leaves the tokens' keys and values behind, and says nothing of them."""
         self.attend.write(self.project(normed), state.keys, state.values, context.angles, context.attention)
 
-    def record(self, program: Program, name: str) -> bool:
-        """From FIRST, added to the stream; `name` finds the state. False if it cannot be part of a program."""
-        if not (isinstance(self.project, NativeLinear) and isinstance(self.out, NativeLinear)):
-            return False
-        assert isinstance(self.attend, NativeGatedAttention)
-        program.matmul(self.project, FIRST, SECOND)
-        program.attention(self.attend, name, SECOND, FIRST)
-        program.matmul(self.out, FIRST, STREAM, add=True)
-        return True
+    def instructions(self, name: str) -> list[Instruction]:
+        """From FIRST, added to the stream; `name` finds the state."""
+        return [
+            program.Gemm(self.project, FIRST, SECOND),
+            program.Attention(self.attend, name, SECOND, FIRST),
+            program.Gemm(self.out, FIRST, STREAM, add=True),
+        ]
 
-    def record_remembering(self, program: Program, name: str) -> bool:
+    def remembering(self, name: str) -> list[Instruction]:
         """From FIRST, keys and values alone."""
-        if not isinstance(self.project, NativeLinear):
-            return False
-        assert isinstance(self.attend, NativeGatedAttention)
-        c, size = self.config, self.project.out_features
-        keys, kept = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        program.matmul(self.project, FIRST, SECOND, only=[(keys, keys + kept), (size - kept, size)])
-        program.attention(self.attend, name, SECOND, NOWHERE)
-        return True
+        c = self.config
+        keys, size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        values = (1 + c.gated) * keys + size
+        only = ((keys, keys + size), (values, values + size))
+        return [
+            program.Gemm(self.project, FIRST, SECOND, only=only),
+            program.Attention(self.attend, name, SECOND, None),
+        ]

@@ -2,33 +2,29 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor
 
+from headlong.ops.prepared import PreparedStep
 from headlong.ops.rope.reference import Angles
-from headlong.ops.triton_step import TritonStep
 
 
 @dataclass(frozen=True)
 class Context:
-    """Plans belong to the ops that made them; layers pass them on. `delta_net` is None for passes that touch
-    attention alone (the head's)."""
+    """What is prepared belongs to the backend that made it; layers pass it on. `delta_net` is None for passes that
+    touch attention alone (the head's)."""
 
     angles: Angles
-    attention: Any
-    delta_net: Any = None
+    attention: PreparedStep
+    delta_net: PreparedStep | None = None
 
     @property
     def key(self) -> Hashable:
-        """All that varies besides tensors, of a step of Triton's kernels."""
-        step = self.attention
-        assert isinstance(step, TritonStep)
-        return self.delta_net is None, step.page_size, step.most_tokens, step.longest
+        """All that varies besides tensors, of a step that is captured."""
+        return self.delta_net is None, self.attention.key
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        assert isinstance(self.attention, TritonStep)
         return self.angles.cos, self.angles.sin, *self.attention.tensors
 
     def over(self, tensors: Sequence[Tensor]) -> "Context":

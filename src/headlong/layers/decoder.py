@@ -7,9 +7,9 @@ from headlong.layers.context import Context
 from headlong.layers.delta_net import GatedDeltaNet
 from headlong.layers.mlp import Mlp, MoeMlp
 from headlong.layers.weights import Scope
-from headlong.ops.linear.invariance import Norm, Normed
-from headlong.ops.norm.native import NativeRmsNorm
-from headlong.ops.program import FIRST, STREAM, Program
+from headlong.ops import program
+from headlong.ops.norm.normed import Norm, Normed
+from headlong.ops.program import FIRST, STREAM, Instruction
 from headlong.state.layer_state import LayerState
 from headlong.state.specs import LayerSpec
 
@@ -44,15 +44,18 @@ class DecoderLayer:
     ) -> tuple[Tensor, Normed]:
         """`normed` is what its first norm made of `x_ND`, and `then` the norm that comes next."""
         x_ND, normed = self.mixer(normed, context, state, x_ND, self.mlp_norm)  # type: ignore[arg-type]
-        return self.mlp.plus(normed, x_ND, then)
+        return self.mlp.add_to(normed, x_ND, then)
 
-    def record(self, program: Program) -> bool:
-        """From the stream to the stream; False if some part is not native."""
-        if not isinstance(self.mixer_norm, NativeRmsNorm):
-            return False
-        assert isinstance(self.mlp_norm, NativeRmsNorm)
-        program.norm(self.mixer_norm, STREAM, FIRST)
-        if not self.mixer.record(program, self.name):
-            return False
-        program.norm(self.mlp_norm, STREAM, FIRST)
-        return self.mlp.record(program)
+    def instructions(self) -> list[Instruction]:
+        """From the stream to the stream."""
+        return [
+            program.Norm(self.mixer_norm, STREAM, FIRST),
+            *self.mixer.instructions(self.name),
+            program.Norm(self.mlp_norm, STREAM, FIRST),
+            *self.mlp.instructions(),
+        ]
+
+    def remembering(self) -> list[Instruction]:
+        """From the stream, what an attention layer leaves behind, and nothing else."""
+        assert isinstance(self.mixer, Attention), "other mixers have no shorter way"
+        return [program.Norm(self.mixer_norm, STREAM, FIRST), *self.mixer.remembering(self.name)]

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from headlong.layers.context import Context
 from headlong.layers.weights import Scope
-from headlong.ops.delta_net.native import NativeDeltaNet
+from headlong.ops import program
 from headlong.ops.delta_net.reference import DeltaNetWeights
-from headlong.ops.linear.invariance import Norm, Normed, Projection, add_product
-from headlong.ops.linear.native import NativeLinear
+from headlong.ops.linear.linear import Projection, Shard
+from headlong.ops.norm.normed import Norm, Normed
 from headlong.ops.norm.reference import RmsNorm
-from headlong.ops.program import FIRST, SECOND, STREAM, Program
+from headlong.ops.program import FIRST, SECOND, STREAM, Instruction
 from headlong.state.delta_net import DeltaNetSpec, DeltaNetState
 
 
@@ -60,7 +60,7 @@ class GatedDeltaNet:
             tiled=c.tiled,
         )
         self.mix = scope.ops.delta_net(weights)
-        self.out = scope.linear("out_proj", c.hidden_size, c.num_value_heads * c.value_dim)
+        self.out = scope.linear("out_proj", c.hidden_size, c.num_value_heads * c.value_dim, shard=Shard.INPUT)
 
     @property
     def state_spec(self) -> DeltaNetSpec:
@@ -71,18 +71,17 @@ class GatedDeltaNet:
         self, normed: Normed, context: Context, state: DeltaNetState, to_ND: Tensor, then: Norm
     ) -> tuple[Tensor, Normed]:
         """Added to `to_ND`, and what `then` makes of that."""
+        assert context.delta_net is not None
         mixed = self.mix(self.project(normed), state.delta, state.windows, context.delta_net)
-        return add_product(to_ND, self.out, mixed, then)
+        return self.out.add_to(mixed, to_ND, then)
 
-    def record(self, program: Program, name: str) -> bool:
-        """From FIRST, added to the stream; `name` finds the state. False if it cannot be part of a program."""
-        if not (isinstance(self.project, NativeLinear) and isinstance(self.out, NativeLinear)):
-            return False
-        assert isinstance(self.mix, NativeDeltaNet)
-        program.matmul(self.project, FIRST, SECOND)
-        program.delta_net(self.mix, name, SECOND, FIRST)
-        program.matmul(self.out, FIRST, STREAM, add=True)
-        return True
+    def instructions(self, name: str) -> list[Instruction]:
+        """From FIRST, added to the stream; `name` finds the state."""
+        return [
+            program.Gemm(self.project, FIRST, SECOND),
+            program.DeltaNet(self.mix, name, SECOND, FIRST),
+            program.Gemm(self.out, FIRST, STREAM, add=True),
+        ]
 
 
 def _separate(c: DeltaNetConfig, scope: Scope) -> Projection:
@@ -92,7 +91,7 @@ def _separate(c: DeltaNetConfig, scope: Scope) -> Projection:
         ("in_proj_b", c.num_value_heads),
         ("in_proj_a", c.num_value_heads),
     )
-    return scope.projection(*parts, in_features=c.hidden_size, gates=c.gates)
+    return scope.projection(*parts, in_features=c.hidden_size, gates=c.gates, shard=Shard.OUTPUT)
 
 
 def _interleaved(c: DeltaNetConfig, scope: Scope) -> Projection:
@@ -104,4 +103,6 @@ def _interleaved(c: DeltaNetConfig, scope: Scope) -> Projection:
     parts += torch.arange(qkvz, qkvz + ba).view(c.num_key_heads, -1).split([per_key, per_key], dim=1)
     order = torch.cat([part.flatten() for part in parts])
     stored = (("in_proj_qkvz", qkvz), ("in_proj_ba", ba))
-    return scope.projection(*stored, in_features=c.hidden_size, gates=c.gates, order=order)
+    return scope.projection(
+        *stored, in_features=c.hidden_size, gates=c.gates, order=order, shard=Shard.OUTPUT
+    )

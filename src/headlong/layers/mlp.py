@@ -6,45 +6,39 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from headlong.layers.weights import Scope
-from headlong.ops.elementwise import sigmoid
-from headlong.ops.linear.invariance import Linear, Norm, Normed, add_product
-from headlong.ops.linear.native import NativeLinear
-from headlong.ops.moe.native import NativeExperts
-from headlong.ops.moe.reference import moe, route
+from headlong.ops import program
+from headlong.ops.linear.linear import Shard
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
-from headlong.ops.program import FIRST, SECOND, STREAM, Program
-from headlong.ops.registry import Ops
+from headlong.ops.norm.normed import Norm, Normed
+from headlong.ops.program import FIRST, SECOND, STREAM, Instruction
+from headlong.ops.silu_mul.swiglu import SwiGlu
 
 
 class Mlp:
     """down(silu(gate x) · up x)"""
 
-    def __init__(self, gate_up: Linear, down: Linear, ops: Ops) -> None:
-        self.gate_up = gate_up
-        self.down = down
-        self.gated = ops.gated(gate_up)
+    def __init__(self, swiglu: SwiGlu) -> None:
+        self.swiglu = swiglu
 
     @classmethod
     def load(cls, hidden_size: int, intermediate_size: int, scope: Scope, *, bias: bool = False) -> "Mlp":
         parts = (("gate_proj", intermediate_size), ("up_proj", intermediate_size))
-        gate_up = scope.stacked(*parts, in_features=hidden_size, bias=bias)
-        return cls(gate_up, scope.linear("down_proj", hidden_size, intermediate_size, bias=bias), scope.ops)
+        gate_up = scope.stacked(*parts, in_features=hidden_size, bias=bias, shard=Shard.OUTPUT)
+        down = scope.linear("down_proj", hidden_size, intermediate_size, bias=bias, shard=Shard.INPUT)
+        return cls(scope.ops.swiglu(gate_up, down))
 
-    def __call__(self, normed: Normed) -> Tensor:
-        return self.down(self.gated(normed))
-
-    def plus(self, normed: Normed, to_ND: Tensor, then: Norm) -> tuple[Tensor, Normed]:
+    def add_to(self, normed: Normed, to_ND: Tensor, then: Norm) -> tuple[Tensor, Normed]:
         """Added to `to_ND`, and what `then` makes of that."""
-        return add_product(to_ND, self.down, self.gated(normed), then)
+        return self.swiglu.add_to(normed, to_ND, then)
 
-    def record(self, program: Program) -> bool:
-        """From FIRST, added to the stream; False if it cannot be part of a program."""
-        if not (isinstance(self.gate_up, NativeLinear) and isinstance(self.down, NativeLinear)):
-            return False
-        program.matmul(self.gate_up, FIRST, SECOND)
-        program.silu_mul(SECOND, FIRST, self.down.in_features)
-        program.matmul(self.down, FIRST, STREAM, add=True)
-        return True
+    def instructions(self) -> list[Instruction]:
+        """From FIRST, added to the stream."""
+        gate_up, down = self.swiglu.gate_up, self.swiglu.down
+        return [
+            program.Gemm(gate_up, FIRST, SECOND),
+            program.SiluMul(SECOND, FIRST, down.in_features),
+            program.Gemm(down, FIRST, STREAM, add=True),
+        ]
 
 
 @dataclass(frozen=True)
@@ -63,43 +57,30 @@ class MoeMlp:
     def __init__(self, config: MoeConfig, scope: Scope) -> None:
         self.config = c = config
         gates = (("gate", c.num_experts), ("shared_expert_gate", 1))
-        self.gates = scope.stacked(*gates, in_features=c.hidden_size)
+        self.gates = scope.stacked(*gates, in_features=c.hidden_size, shard=Shard.NONE)
         weights = MoeWeights(
             num_experts=c.num_experts,
             num_active=c.num_active,
             normalise=c.normalise,
             load=_experts(c, scope("experts")),
             shared=_expert(c.hidden_size, c.shared_intermediate_size, scope("shared_expert")),
+            shards=(Shard.OUTPUT, Shard.INPUT),
         )
-        self.fused = scope.ops.experts(weights)
-        """All in one call or a few kernels, where there are such."""
-        self.experts = [] if self.fused is not None else _mlps(weights, scope.ops)
-        joined = self.fused is not None and self.fused.has_shared
-        self.shared = None if joined else _mlp(weights.shared, scope.ops)
+        self.experts = scope.ops.experts(weights)
+        self.shared = None if self.experts.has_shared else scope.ops.expert(weights.shared, weights.shards)
 
-    def plus(self, normed: Normed, to_ND: Tensor, then: Norm) -> tuple[Tensor, Normed]:
+    def add_to(self, normed: Normed, to_ND: Tensor, then: Norm) -> tuple[Tensor, Normed]:
         """Added to `to_ND`, and what `then` makes of that."""
         logits_NR = self.gates(normed)
-        shared = None if self.shared is None else self.shared(normed)
-        if isinstance(self.fused, NativeExperts):
-            out_ND = self.fused(normed, logits_NR, shared, to_ND)
-            return out_ND, then(out_ND)
-        if self.fused is not None:
-            return self.fused(normed, logits_NR, shared, to_ND, then)
-        assert shared is not None
-        count = self.config.num_experts
-        experts, shares = route(logits_NR[:, :count], self.config.num_active, self.config.normalise)
-        routed = moe(normed, experts, shares, self.experts)
-        out_ND = to_ND + routed.add_(shared * sigmoid(logits_NR[:, count:].to(routed.dtype)))
-        return out_ND, then(out_ND)
+        shared_ND = None if self.shared is None else self.shared(normed)
+        return self.experts(normed, logits_NR, shared_ND, to_ND, then)
 
-    def record(self, program: Program) -> bool:
-        """From FIRST, added to the stream; False if it cannot be part of a program."""
-        if not (isinstance(self.gates, NativeLinear) and isinstance(self.fused, NativeExperts)):
-            return False
-        program.matmul(self.gates, FIRST, SECOND)
-        program.experts(self.fused, FIRST, SECOND, STREAM)
-        return True
+    def instructions(self) -> list[Instruction]:
+        """From FIRST, added to the stream."""
+        return [
+            program.Gemm(self.gates, FIRST, SECOND),
+            program.Experts(self.experts, FIRST, SECOND, STREAM),
+        ]
 
 
 def _experts(c: MoeConfig, scope: Scope) -> Callable[[int], ExpertWeights]:
@@ -121,11 +102,3 @@ def _experts(c: MoeConfig, scope: Scope) -> Callable[[int], ExpertWeights]:
 def _expert(hidden: int, size: int, scope: Scope) -> ExpertWeights:
     gate_up = scope.weights(("gate_proj", size), ("up_proj", size), in_features=hidden)
     return ExpertWeights(gate_up, scope.matrix("down_proj", hidden, size))
-
-
-def _mlps(weights: MoeWeights, ops: Ops) -> list[Mlp]:
-    return [_mlp(weights.load(expert), ops) for expert in range(weights.num_experts)]
-
-
-def _mlp(weights: ExpertWeights, ops: Ops) -> Mlp:
-    return Mlp(ops.stacked(weights.gate_up, None), ops.linear(weights.down), ops)

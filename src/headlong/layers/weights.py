@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from headlong.checkpoint.load import WeightSource
-from headlong.ops.linear.invariance import Linear, Norm, Projection
-from headlong.ops.registry import Ops
+from headlong.ops.backend import Backend
+from headlong.ops.interfaces import Embedding
+from headlong.ops.linear.linear import Linear, Projection, Shard
+from headlong.ops.norm.normed import Norm
 from headlong.quant.format import Weight
 
 
@@ -16,7 +18,7 @@ class Scope:
     """`scope("layers.0")` is the scope below; `vector` is for small tensors, fp32 or wider."""
 
     source: WeightSource
-    ops: Ops
+    ops: Backend
     prefix: str = ""
 
     def __call__(self, name: str) -> "Scope":
@@ -39,25 +41,32 @@ class Scope:
     def matrix(self, name: str, out_features: int, in_features: int) -> Weight:
         return self.source.matrix(f"{self.prefix}{name}.weight", out_features, in_features)
 
-    def linear(self, name: str, out_features: int, in_features: int, *, bias: bool = False) -> Linear:
+    def linear(
+        self, name: str, out_features: int, in_features: int, *, shard: Shard, bias: bool = False
+    ) -> Linear:
         weight = self.matrix(name, out_features, in_features)
-        return self.ops.linear(weight, self.vector(f"{name}.bias", out_features) if bias else None)
+        offsets = self.vector(f"{name}.bias", out_features) if bias else None
+        return self.ops.linear(weight, offsets, shard=shard)
 
-    def stacked(self, *parts: tuple[str, int], in_features: int, bias: bool = False) -> Linear:
+    def embedding(self, name: str, num_tokens: int, size: int, *, shard: Shard) -> Embedding:
+        return self.ops.embedding(self.matrix(name, num_tokens, size), shard=shard)
+
+    def stacked(self, *parts: tuple[str, int], in_features: int, shard: Shard, bias: bool = False) -> Linear:
         """Several weights over the same input as one linear; `parts` are (name, out_features)."""
-        return self.ops.stacked(*self._stack(parts, in_features, None, bias=bias))
+        return self.ops.stacked(*self._stack(parts, in_features, None, bias=bias), shard=shard)
 
     def projection(
         self,
         *parts: tuple[str, int],
         in_features: int,
         gates: slice,
+        shard: Shard,
         order: Tensor | None = None,
         bias: bool = False,
     ) -> Projection:
         """The same for a layer's core, which needs outputs `gates` last. Output i is row `order[i]` of the parts one
         below the other."""
-        return self.ops.projection(*self._stack(parts, in_features, order, bias=bias), gates)
+        return self.ops.projection(*self._stack(parts, in_features, order, bias=bias), gates, shard=shard)
 
     def _stack(
         self, parts: tuple[tuple[str, int], ...], in_features: int, order: Tensor | None, *, bias: bool
@@ -78,9 +87,9 @@ class Scope:
         return [self._joined(parts, in_features, None)]
 
     def _kept_apart(self, parts: tuple[tuple[str, int], ...]) -> bool:
-        """Native products take their weights one by one, and packed ones cannot be joined."""
+        """Backends that lay weights out anew take them one by one, and packed ones cannot be joined."""
         packed = (self.source.is_packed(f"{self.prefix}{name}.weight") for name, _ in parts)
-        return self.ops.native or any(packed)
+        return self.ops.lays_out_weights or any(packed)
 
     def _joined(self, parts: tuple[tuple[str, int], ...], in_features: int, order: Tensor | None) -> Tensor:
         """Plain weights in one; filled part by part, so that no more than one part is held twice."""

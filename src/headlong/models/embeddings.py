@@ -4,12 +4,14 @@ What lies between the embedding and the lm_head is the model's business, or the 
 its target has embeddings of its own, read from the same tensors.
 """
 
+from functools import partial
+
 from torch import Tensor
 
 from headlong.errors import CheckpointError
 from headlong.layers.weights import Scope
 from headlong.models.config import ModelConfig
-from headlong.ops.embedding.native import NativeEmbedding
+from headlong.ops.linear.linear import Shard
 from headlong.ops.rope.reference import Rotary
 
 ROPE_FACTORS = "rope_freqs.weight"
@@ -23,14 +25,12 @@ class Embeddings:
         self.config = config
         self.ops = scope.ops
         vocab, hidden = config.vocab_size, config.hidden_size
-        self.embedding = scope.ops.embedding(scope.matrix("embed_tokens", vocab, hidden))
+        self.embedding = scope.embedding("embed_tokens", vocab, hidden, shard=Shard.OUTPUT)
         # A stored lm_head wins over a config that calls it tied.
         if not config.tied or scope.has("lm_head.weight"):
-            self.lm_head = scope.ops.linear(scope.matrix("lm_head", vocab, hidden))
-        elif isinstance(self.embedding, NativeEmbedding):
-            self.lm_head = self.embedding.linear
+            self.lm_head = scope.linear("lm_head", vocab, hidden, shard=Shard.OUTPUT)
         else:
-            self.lm_head = scope.ops.linear(self.embedding.weight)
+            self.lm_head = self.embedding.lm_head(partial(scope.ops.linear, shard=Shard.OUTPUT))
         self.rotary = _rotary(config, scope)
 
     @property

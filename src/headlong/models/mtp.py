@@ -8,7 +8,6 @@ in as arguments, so the head can be built, moved or left out on its own.
 """
 
 from collections.abc import Mapping
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -18,10 +17,10 @@ from headlong.layers.context import Context
 from headlong.layers.weights import Scope
 from headlong.models.config import ModelConfig
 from headlong.models.decoder import LayerFactory
-from headlong.ops.linear.invariance import Normed
-from headlong.ops.linear.native import NativeLinear
-from headlong.ops.norm.native import NativeRmsNorm
-from headlong.ops.program import FIRST, GIVEN, RESULT, STREAM, Program
+from headlong.ops import program
+from headlong.ops.linear.linear import Shard
+from headlong.ops.norm.normed import Normed, whole
+from headlong.ops.program import FIRST, GIVEN, RESULT, STREAM, Instruction
 from headlong.state.layer_state import LayerState
 from headlong.state.paged_kv import PagedKv
 from headlong.state.specs import LayerSpec
@@ -35,11 +34,13 @@ class MtpHead:
         hidden, eps, centred = config.hidden_size, config.eps, config.centred_norms
         self.embedding_norm = scope.norm("pre_fc_norm_embedding", hidden, eps, centred=centred, inside=True)
         self.hidden_norm = scope.norm("pre_fc_norm_hidden", hidden, eps, centred=centred, inside=True)
-        self.fc = scope.linear("fc", hidden, 2 * hidden)
+        self.fc = scope.linear("fc", hidden, 2 * hidden, shard=Shard.NONE)
         self.layer = layer(config, None, scope("layers.0"))
         self.norm = scope.norm("norm", hidden, eps, centred=centred)
-        self.forward_program = self._record(remembering=False)
-        self.remember_program = self._record(remembering=True)
+        self.forward_program = scope.ops.compile(
+            [*self._joining(), *self.layer.instructions(), program.Norm(self.norm, STREAM, RESULT)]
+        )
+        self.remember_program = scope.ops.compile([*self._joining(), *self.layer.remembering()])
 
     @property
     def state_specs(self) -> dict[str, LayerSpec]:
@@ -49,12 +50,9 @@ class MtpHead:
         self, embedding_ND: Tensor, hidden_ND: Tensor, context: Context, states: Mapping[str, LayerState]
     ) -> Tensor:
         if self.forward_program is not None:
-            size = embedding_ND.shape[1]
-            return self.forward_program(
-                embedding_ND, context.attention, context.angles, states, hidden_ND, result_size=size
-            )
+            return self.forward_program(embedding_ND, context.attention, context.angles, states, hidden_ND)
         x_ND, normed = self._joined(embedding_ND, hidden_ND)
-        return self.layer(x_ND, normed, context, states[self.layer.name], self.norm)[1]
+        return whole(self.layer(x_ND, normed, context, states[self.layer.name], self.norm)[1])
 
     def remember(
         self, embedding_ND: Tensor, hidden_ND: Tensor, context: Context, states: Mapping[str, LayerState]
@@ -73,20 +71,11 @@ class MtpHead:
         x_ND = self.fc(torch.cat(pair, dim=-1)).to(hidden_ND.dtype)
         return x_ND, self.layer.mixer_norm(x_ND)
 
-    def _record(self, *, remembering: bool) -> Program | None:
-        """All of it in one call, where all of it is native; the embedding is the stream, the hidden is given."""
-        norms, layer = (self.embedding_norm, self.hidden_norm), self.layer
-        if not isinstance(self.fc, NativeLinear) or not all(isinstance(n, NativeRmsNorm) for n in norms):
-            return None
-        program, size = Program(), self.fc.out_features
-        for number, (norm, source) in enumerate(zip(norms, (STREAM, GIVEN), strict=True)):
-            program.norm(cast(NativeRmsNorm, norm), source, FIRST, column=number * size, stride=2 * size)
-        program.matmul(self.fc, FIRST, STREAM)
-        if not remembering:
-            recorded = layer.record(program)
-            program.norm(cast(NativeRmsNorm, self.norm), STREAM, RESULT)
-        else:
-            assert isinstance(layer.mixer, Attention)
-            program.norm(cast(NativeRmsNorm, layer.mixer_norm), STREAM, FIRST)
-            recorded = layer.mixer.record_remembering(program, layer.name)
-        return program if recorded else None
+    def _joining(self) -> list[Instruction]:
+        """What the layer is given, into the stream, which holds the embedding; the hidden state is given."""
+        size = self.fc.out_features
+        return [
+            program.Norm(self.embedding_norm, STREAM, FIRST, column=0, stride=2 * size),
+            program.Norm(self.hidden_norm, GIVEN, FIRST, column=size, stride=2 * size),
+            program.Gemm(self.fc, FIRST, STREAM),
+        ]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from headlong.ops import native
+from headlong.ops.prepared import PreparedStep
 from headlong.ops.rope.reference import Angles
 from headlong.types import Rows
 
@@ -24,7 +25,7 @@ class _Step(ctypes.Structure):
     )
 
 
-class NativeStep:
+class NativeStep(PreparedStep):
     """Made once for all layers; keeps what the structure points at."""
 
     def __init__(self, table_R5: Tensor, longest: int, pages_RP: Tensor | None = None) -> None:

@@ -3,7 +3,7 @@
 Kernels take from the host only what bounds a grid; all that varies between steps of one shape they read from here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headlong.env import triton_ops_wanted
+from headlong.ops.prepared import PreparedStep
 from headlong.ops.upload import upload
 from headlong.types import Rows
 
@@ -26,7 +27,7 @@ FEWEST_POSITIONS = 1024
 
 
 @dataclass(frozen=True)
-class TritonStep:
+class TritonStep(PreparedStep):
     """R rows of N tokens in all, flattened row after row. Integers are int32."""
 
     table_R6: Tensor
@@ -44,11 +45,14 @@ class TritonStep:
     """Positions that a row attends to, at most, rounded up."""
 
     @property
+    def key(self) -> Hashable:
+        return self.page_size, self.most_tokens, self.longest
+
+    @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.table_R6, self.row_N, self.position_N, self.pages_RP
 
     def over(self, tensors: Sequence[Tensor]) -> "TritonStep":
-        """The same step, read from these."""
         table_R6, row_N, position_N, pages_RP = tensors
         return replace(self, table_R6=table_R6, row_N=row_N, position_N=position_N, pages_RP=pages_RP)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from headlong.layers.context import Context
 from headlong.models.embeddings import Embeddings
 from headlong.models.mtp import MtpHead
-from headlong.ops.registry import Ops
+from headlong.ops.backend import Backend
 from headlong.ops.rope.reference import angles
 from headlong.sampling.entries import Entries
 from headlong.sampling.sampler import Sampler
@@ -94,7 +94,7 @@ class RemoteHead:
 class _SamplerElsewhere(Sampler):
     """Finds best tokens where the logits are; all else it asks the target's sampler for, by a copy of the logits."""
 
-    def __init__(self, sampler: Sampler, ops: Ops) -> None:
+    def __init__(self, sampler: Sampler, ops: Backend) -> None:
         super().__init__(sampler.table, ops.argmax)
         self._sampler = sampler
 

@@ -21,10 +21,9 @@ class DraftVocabulary:
         self._vocab_size = model.config.vocab_size
         self._lm_head, self.tokens_T = model.lm_head, None
         if tokens_T is not None and len(tokens_T) < self._vocab_size:
-            self._lm_head = model.ops.picked(model.lm_head, tokens_T)
+            self._lm_head = model.ops.pick(model.lm_head, tokens_T)
             self.tokens_T = tokens_T.to(model.ops.device)
-        without_logits = getattr(self._lm_head, "best", None)
-        self._best_place = without_logits or (lambda hidden_ND: model.ops.argmax(self.logits(hidden_ND)))
+        self._argmax = model.ops.argmax
 
     def __len__(self) -> int:
         return self._vocab_size if self.tokens_T is None else len(self.tokens_T)
@@ -35,7 +34,7 @@ class DraftVocabulary:
 
     def argmax(self, hidden_ND: Tensor) -> Tensor:
         """The likeliest token, without logits where the lm_head can tell it."""
-        return self.tokens(self._best_place(hidden_ND))
+        return self.tokens(self._lm_head.argmax(hidden_ND, self._argmax))
 
     def tokens(self, places_N: Tensor) -> Tensor:
         """Those that stand at these places of the logits."""

@@ -14,7 +14,7 @@ from headlong.types import Rows
 
 
 @dataclass(frozen=True)
-class ConvPlan:
+class PreparedConv:
     """A step's rows laid out as lines: what the window holds before each row's tokens, then the tokens.
 
     `past` picks the former from the flattened windows; lines, taps and kept inputs index [past, new inputs].
@@ -27,7 +27,7 @@ class ConvPlan:
     """Where in the flattened windows the kept inputs go."""
 
 
-def plan(rows: Rows, kernel: int, window: int, device: torch.device) -> ConvPlan:
+def prepare(rows: Rows, kernel: int, window: int, device: torch.device) -> PreparedConv:
     before = kernel - 1
     base = len(rows.slots) * before
     past, taps, keep_from, keep_to, flat = [], [[] for _ in range(kernel)], [], [], base
@@ -42,15 +42,15 @@ def plan(rows: Rows, kernel: int, window: int, device: torch.device) -> ConvPlan
         keep_from.extend(kept)
         keep_to.extend(range(slot * window, slot * window + len(kept)))
         flat += query_len
-    return ConvPlan(*(torch.tensor(index, device=device) for index in (past, taps, keep_from, keep_to)))
+    return PreparedConv(*(torch.tensor(index, device=device) for index in (past, taps, keep_from, keep_to)))
 
 
-def causal_conv(x_NC: Tensor, windows_SWC: Tensor, weight_TC: Tensor, plan: ConvPlan) -> Tensor:
-    """silu(conv(x)); updates the windows of the plan's slots."""
+def causal_conv(x_NC: Tensor, windows_SWC: Tensor, weight_TC: Tensor, prepared: PreparedConv) -> Tensor:
+    """silu(conv(x)); updates the windows of the slots of the step."""
     flat_windows = windows_SWC.flatten(0, 1)
-    line = torch.cat((flat_windows.index_select(0, plan.past), x_NC))
-    out = line.index_select(0, plan.taps_TN[0]).mul_(weight_TC[0])
+    line = torch.cat((flat_windows.index_select(0, prepared.past), x_NC))
+    out = line.index_select(0, prepared.taps_TN[0]).mul_(weight_TC[0])
     for tap in range(1, weight_TC.shape[0]):
-        out.addcmul_(line.index_select(0, plan.taps_TN[tap]), weight_TC[tap])
-    flat_windows.index_copy_(0, plan.keep_to, line.index_select(0, plan.keep_from))
+        out.addcmul_(line.index_select(0, prepared.taps_TN[tap]), weight_TC[tap])
+    flat_windows.index_copy_(0, prepared.keep_to, line.index_select(0, prepared.keep_from))
     return silu(out)

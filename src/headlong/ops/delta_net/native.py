@@ -8,7 +8,9 @@ from torch import Tensor
 from headlong.ops import native
 from headlong.ops.delta_net.reference import QK_EPS, DeltaNetWeights
 from headlong.ops.gated_delta.reference import DeltaState
+from headlong.ops.linear.linear import Projected
 from headlong.ops.native_step import NativeStep
+from headlong.ops.prepared import PreparedStep
 from headlong.types import Rows
 
 
@@ -34,19 +36,22 @@ class NativeDeltaNet:
         self._bound: tuple[DeltaState, DeltaNetStruct] | None = None
 
     @staticmethod
-    def plan(rows: Rows, kernel: int, window: int, device: torch.device) -> NativeStep:  # noqa: ARG004 - known here
+    def prepare(rows: Rows, kernel: int, window: int, device: torch.device) -> NativeStep:  # noqa: ARG004 - known here
         return NativeStep.of(rows)
 
     @property
     def out_features(self) -> int:
         return self.weights.num_value_heads * self.weights.value_dim
 
-    def __call__(self, projected: Tensor, delta: DeltaState, windows_SWC: Tensor, plan: NativeStep) -> Tensor:
+    def __call__(
+        self, projected: Projected, delta: DeltaState, windows_SWC: Tensor, step: PreparedStep
+    ) -> Tensor:
+        assert isinstance(projected, Tensor) and isinstance(step, NativeStep)
         if self._bound is None or self._bound[0] is not delta:
             self._bound = (delta, self.bind(delta, windows_SWC))
         out = projected.new_empty(projected.shape[0], self.out_features)
         native.kernel("headlong_delta_net")(
-            ctypes.addressof(self._bound[1]), native.address(projected), out.data_ptr(), plan.address()
+            ctypes.addressof(self._bound[1]), native.address(projected), out.data_ptr(), step.address()
         )
         return out
 

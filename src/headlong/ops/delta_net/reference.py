@@ -9,7 +9,9 @@ from headlong.ops.causal_conv import reference as causal_conv
 from headlong.ops.elementwise import sigmoid, softplus
 from headlong.ops.gated_delta import reference as gated_delta
 from headlong.ops.gated_delta.reference import DeltaState
+from headlong.ops.linear.linear import Projected
 from headlong.ops.norm.reference import RmsNorm, l2_norm
+from headlong.ops.prepared import PreparedStep
 from headlong.types import Rows
 
 QK_EPS = 1e-6
@@ -38,9 +40,9 @@ class DeltaNetWeights:
 
 
 @dataclass(frozen=True)
-class DeltaNetPlan:
-    conv: causal_conv.ConvPlan
-    delta: gated_delta.DeltaPlan
+class PreparedDeltaNet(PreparedStep):
+    conv: causal_conv.PreparedConv
+    delta: gated_delta.PreparedDelta
 
 
 class ReferenceDeltaNet:
@@ -58,21 +60,24 @@ class ReferenceDeltaNet:
         self.qk_eps = torch.full((), QK_EPS, dtype=w.rate.dtype, device=w.rate.device)
 
     @staticmethod
-    def plan(rows: Rows, kernel: int, window: int, device: torch.device) -> DeltaNetPlan:
-        return DeltaNetPlan(causal_conv.plan(rows, kernel, window, device), gated_delta.plan(rows, device))
+    def prepare(rows: Rows, kernel: int, window: int, device: torch.device) -> PreparedDeltaNet:
+        return PreparedDeltaNet(
+            causal_conv.prepare(rows, kernel, window, device), gated_delta.prepare(rows, device)
+        )
 
     def __call__(
-        self, projected: Tensor, delta: DeltaState, windows_SWC: Tensor, plan: DeltaNetPlan
+        self, projected: Projected, delta: DeltaState, windows_SWC: Tensor, step: PreparedStep
     ) -> Tensor:
-        """[N, value heads · value dim]; updates the plan's slots."""
+        """[N, value heads · value dim]; updates the slots of the step."""
+        assert isinstance(projected, Tensor) and isinstance(step, PreparedDeltaNet)
         w, num_tokens = self.weights, projected.shape[0]
         mixed, gate, b, a = projected.split_with_sizes(self.sizes, dim=-1)
-        mixed = causal_conv.causal_conv(mixed, windows_SWC, w.conv_TC, plan.conv)
+        mixed = causal_conv.causal_conv(mixed, windows_SWC, w.conv_TC, step.conv)
         key_size = 2 * w.num_key_heads * w.key_dim
         qk = l2_norm(mixed[:, :key_size].view(num_tokens, 2, w.num_key_heads, w.key_dim), self.qk_eps)
         if w.num_value_heads != w.num_key_heads:
             qk = qk.index_select(2, self.key_head)
         v = mixed[:, key_size:].view(num_tokens, w.num_value_heads, w.value_dim)
         decay = torch.exp(w.rate * softplus(a + w.dt_bias))
-        out = gated_delta.gated_delta(qk[:, 0], qk[:, 1], v, decay, sigmoid(b), delta, plan.delta)
+        out = gated_delta.gated_delta(qk[:, 0], qk[:, 1], v, decay, sigmoid(b), delta, step.delta)
         return w.norm.gated(out, gate.view(out.shape)).flatten(1)

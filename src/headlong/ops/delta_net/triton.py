@@ -8,7 +8,9 @@ from torch import Tensor
 from headlong.ops.delta_net import triton_kernels as kernels
 from headlong.ops.delta_net.reference import QK_EPS, DeltaNetWeights
 from headlong.ops.gated_delta.reference import DeltaState
-from headlong.ops.linear.triton_projection import Projected, projected_of
+from headlong.ops.linear.linear import Projected
+from headlong.ops.linear.triton_projection import parts_of
+from headlong.ops.prepared import PreparedStep
 from headlong.ops.triton_launch import LAUNCH_OPTIONS
 from headlong.ops.triton_step import TritonStep
 
@@ -37,13 +39,14 @@ class TritonDeltaNet:
         self.gates = slice(w.conv_channels, w.conv_channels + w.num_value_heads * w.value_dim)
 
     def __call__(
-        self, given: Projected | Tensor, delta: DeltaState, windows_SWC: Tensor, plan: TritonStep
+        self, given: Projected, delta: DeltaState, windows_SWC: Tensor, step: PreparedStep
     ) -> Tensor:
-        """[N, value heads · value dim]; updates the plan's slots."""
-        asked = projected_of(given, self.gates)
+        """[N, value heads · value dim]; updates the slots of the step."""
+        assert isinstance(step, TritonStep)
+        asked = parts_of(given, self.gates)
         projected = asked.first()
         assert projected.is_contiguous() and projected.dtype == torch.float32
-        w, num_tokens, (num_rows, _) = self.weights, projected.shape[0], plan.table_R6.shape
+        w, num_tokens, (num_rows, _) = self.weights, projected.shape[0], step.table_R6.shape
         heads, size = w.num_value_heads, w.key_dim + w.value_dim + 2
         inputs_NHY = projected.new_empty(num_tokens, heads, size + w.key_dim)
         found = projected.new_empty(num_tokens, heads * w.value_dim)
@@ -57,21 +60,21 @@ class TritonDeltaNet:
             **LAUNCH_OPTIONS,
         }
         keys = {"QK_EPS": QK_EPS, "TILED": w.tiled, "POW_D": self.pow_d}
-        few = plan.most_tokens <= FEW_OF_A_ROW and num_tokens <= FEW_TOKENS
+        few = step.most_tokens <= FEW_OF_A_ROW and num_tokens <= FEW_TOKENS
         conv_TC = self.wide_conv_TC if few else w.conv_TC
         bringing = (projected, windows_SWC, conv_TC, w.rate, w.dt_bias)
         if not few:
             kernels.bring[(num_tokens, heads)](
-                *bringing, plan.table_R6, plan.row_N, inputs_NHY, POW_E=self.pow_e, **keys, **common
+                *bringing, step.table_R6, step.row_N, inputs_NHY, POW_E=self.pow_e, **keys, **common
             )
         kernels.delta_rule[(triton.cdiv(w.value_dim, self.block_e), heads, num_rows)](
-            *bringing, inputs_NHY, delta.committed_SHDE, delta.drafts_SKHX, plan.table_R6, found,
+            *bringing, inputs_NHY, delta.committed_SHDE, delta.drafts_SKHX, step.table_R6, found,
             BRINGS=few, MAX_DRAFTS=max_drafts, BLOCK_E=self.block_e, **keys, **common,
         )  # fmt: skip
         gates, parts = asked.gates(), max(1, max_drafts)
         assert gates is not None
         kernels.finish[(num_tokens + num_rows * parts, heads)](
-            projected, windows_SWC, inputs_NHY, delta.drafts_SKHX, w.norm.weight, plan.table_R6, found, gates.tensor,
+            projected, windows_SWC, inputs_NHY, delta.drafts_SKHX, w.norm.weight, step.table_R6, found, gates.tensor,
             out, self.eps, **gates.cut, MAX_DRAFTS=max_drafts, PARTS=parts,
             POW_E=self.pow_e, POW_X=triton.next_power_of_2(size), POW_W=triton.next_power_of_2(window),
             BLOCK_C=triton.next_power_of_2(triton.cdiv(w.conv_channels, parts * heads)), **common,

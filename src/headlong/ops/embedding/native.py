@@ -1,15 +1,21 @@
 """Rows of a weight laid out for the native product: an embedding that may serve as the lm_head too, held once."""
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from headlong.ops import native
+from headlong.ops.linear.linear import Linear, Shard
 from headlong.ops.linear.native import NativeLinear
+from headlong.quant.format import Weight
 
 
 class NativeEmbedding:
+    asks_host = False
+    shard: Shard = Shard.NONE
+
     def __init__(self, linear: NativeLinear) -> None:
         (self._panels,) = linear.panels
         self.linear = linear
@@ -27,3 +33,6 @@ class NativeEmbedding:
             native.num_threads(),
         )
         return out
+
+    def lm_head(self, make: Callable[[Weight], Linear]) -> Linear:  # noqa: ARG002 - held as one
+        return self.linear

@@ -1,20 +1,33 @@
 """Tokens to vectors. The table may be packed: only the rows asked for are unpacked."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headlong.ops.linear.linear import Linear, Shard
 from headlong.quant.format import Weight
 
 
-class Embedding:
+class ReferenceEmbedding:
     """`weight` may serve as the lm_head too."""
+
+    shard: Shard = Shard.NONE
 
     def __init__(self, weight: Weight, dtype: torch.dtype) -> None:
         self.weight = weight
         self.dtype = dtype
 
+    @property
+    def asks_host(self) -> bool:
+        """Which rows of a packed table are wanted is found out on the host."""
+        return not isinstance(self.weight, Tensor)
+
     def __call__(self, tokens_N: Tensor) -> Tensor:
         if isinstance(self.weight, Tensor):
             return F.embedding(tokens_N, self.weight).to(self.dtype)
         return self.weight.dequantize_rows(tokens_N).to(self.dtype)
+
+    def lm_head(self, make: Callable[[Weight], Linear]) -> Linear:
+        return make(self.weight)

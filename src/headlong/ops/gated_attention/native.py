@@ -7,7 +7,9 @@ from torch import Tensor
 
 from headlong.ops import native
 from headlong.ops.gated_attention.reference import GatedAttentionWeights
+from headlong.ops.linear.linear import Projected
 from headlong.ops.native_step import NativeStep
+from headlong.ops.prepared import PreparedStep
 from headlong.ops.rope.reference import Angles
 from headlong.types import Rows
 
@@ -37,7 +39,7 @@ class NativeGatedAttention:
         self._bound: tuple[Tensor, AttentionStruct] | None = None
 
     @staticmethod
-    def plan(rows: Rows, pages_RP: Tensor, page_size: int) -> NativeStep:  # noqa: ARG004 - known from the cache
+    def prepare(rows: Rows, pages_RP: Tensor, page_size: int) -> NativeStep:  # noqa: ARG004 - known from the cache
         return NativeStep.of(rows, pages_RP)
 
     @property
@@ -45,17 +47,19 @@ class NativeGatedAttention:
         return self.weights.num_heads * self.weights.head_dim
 
     def __call__(
-        self, projected: Tensor, keys: Tensor, values: Tensor, angles: Angles, plan: NativeStep
+        self, projected: Projected, keys: Tensor, values: Tensor, angles: Angles, step: PreparedStep
     ) -> Tensor:
+        assert isinstance(projected, Tensor)
         out = projected.new_empty(projected.shape[0], self.out_features)
-        self._run(projected, keys, values, angles, plan, out.data_ptr())
+        self._run(projected, keys, values, angles, step, out.data_ptr())
         return out
 
     def write(
-        self, projected: Tensor, keys: Tensor, values: Tensor, angles: Angles, plan: NativeStep
+        self, projected: Projected, keys: Tensor, values: Tensor, angles: Angles, step: PreparedStep
     ) -> None:
         """The tokens' keys and values alone."""
-        self._run(projected, keys, values, angles, plan, None)
+        assert isinstance(projected, Tensor)
+        self._run(projected, keys, values, angles, step, None)
 
     def _run(
         self,
@@ -63,13 +67,14 @@ class NativeGatedAttention:
         keys: Tensor,
         values: Tensor,
         angles: Angles,
-        plan: NativeStep,
+        step: PreparedStep,
         out: int | None,
     ) -> None:
+        assert isinstance(step, NativeStep)
         if self._bound is None or self._bound[0] is not keys:
             self._bound = (keys, self.bind(keys, values, angles.rotary_dim))
         native.kernel("headlong_attention")(
-            ctypes.addressof(self._bound[1]), native.address(projected), out, plan.address(angles)
+            ctypes.addressof(self._bound[1]), native.address(projected), out, step.address(angles)
         )
 
     def bind(self, keys: Tensor, values: Tensor, rotary_dim: int) -> AttentionStruct:

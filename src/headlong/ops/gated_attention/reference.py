@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from headlong.ops.elementwise import sigmoid
+from headlong.ops.linear.linear import Projected
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.paged_attention import reference as paged_attention
-from headlong.ops.paged_attention.reference import AttentionPlan
+from headlong.ops.paged_attention.reference import PreparedAttention
+from headlong.ops.prepared import PreparedStep
 from headlong.ops.rope.reference import Angles, rotate
 from headlong.types import Rows
 
@@ -43,27 +45,30 @@ class ReferenceGatedAttention:
         self.sizes = [(heads + kv) * dim, heads * dim if w.gated else 0, kv * dim]
 
     @staticmethod
-    def plan(rows: Rows, pages_RP: Tensor, page_size: int) -> AttentionPlan:
-        return paged_attention.plan(rows, pages_RP, page_size)
+    def prepare(rows: Rows, pages_RP: Tensor, page_size: int) -> PreparedAttention:
+        return paged_attention.prepare(rows, pages_RP, page_size)
 
     def __call__(
-        self, projected: Tensor, keys: Tensor, values: Tensor, angles: Angles, plan: AttentionPlan
+        self, projected: Projected, keys: Tensor, values: Tensor, angles: Angles, step: PreparedStep
     ) -> Tensor:
         """[N, heads · head_dim]; writes the tokens' keys and values into their pages."""
-        queries, gate = self._write(projected, keys, values, angles, plan)
-        out = paged_attention.attend(queries, keys, values, plan).flatten(1)
+        assert isinstance(step, PreparedAttention)
+        queries, gate = self._write(projected, keys, values, angles, step)
+        out = paged_attention.attend(queries, keys, values, step).flatten(1)
         return out * sigmoid(gate) if self.weights.gated else out
 
     def write(
-        self, projected: Tensor, keys: Tensor, values: Tensor, angles: Angles, plan: AttentionPlan
+        self, projected: Projected, keys: Tensor, values: Tensor, angles: Angles, step: PreparedStep
     ) -> None:
         """The tokens' keys and values alone."""
-        self._write(projected, keys, values, angles, plan)
+        assert isinstance(step, PreparedAttention)
+        self._write(projected, keys, values, angles, step)
 
     def _write(
-        self, projected: Tensor, keys: Tensor, values: Tensor, angles: Angles, plan: AttentionPlan
+        self, projected: Projected, keys: Tensor, values: Tensor, angles: Angles, step: PreparedAttention
     ) -> tuple[Tensor, Tensor]:
         """Gives queries and gates."""
+        assert isinstance(projected, Tensor)
         w, num_tokens = self.weights, projected.shape[0]
         qk, gate, v = projected.split_with_sizes(self.sizes, dim=-1)
         qk = qk.view(num_tokens, -1, w.head_dim)
@@ -71,6 +76,6 @@ class ReferenceGatedAttention:
         queries = qk[:, : w.num_heads]
         if w.qk_norm is None:
             queries = queries * w.query_scale
-        paged_attention.write(keys, qk[:, w.num_heads :], plan)
-        paged_attention.write(values, v.reshape(num_tokens, -1, w.head_dim), plan)
+        paged_attention.write(keys, qk[:, w.num_heads :], step)
+        paged_attention.write(values, v.reshape(num_tokens, -1, w.head_dim), step)
         return queries, gate

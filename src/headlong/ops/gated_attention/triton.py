@@ -11,8 +11,10 @@ from torch import Tensor
 
 from headlong.ops.gated_attention.reference import GatedAttentionWeights
 from headlong.ops.gated_attention.triton_kernels import attend_kernel, combine_kernel, prepare_kernel
-from headlong.ops.linear.triton_projection import Projected, projected_of
+from headlong.ops.linear.linear import Projected
+from headlong.ops.linear.triton_projection import parts_of
 from headlong.ops.linear.triton_split_k import WHOLE, Pieces
+from headlong.ops.prepared import PreparedStep
 from headlong.ops.rope.reference import Angles
 from headlong.ops.triton_launch import LAUNCH_OPTIONS
 from headlong.ops.triton_step import TritonStep
@@ -46,32 +48,34 @@ class TritonGatedAttention:
         self.heads = {"HEADS": w.num_heads, "KV_HEADS": w.num_kv_heads, "HEAD_DIM": w.head_dim}
 
     @staticmethod
-    def plan(rows: Rows, pages_RP: Tensor, page_size: int) -> TritonStep:
+    def prepare(rows: Rows, pages_RP: Tensor, page_size: int) -> TritonStep:
         return TritonStep.of(rows, pages_RP, page_size)
 
     def __call__(
-        self, given: Projected | Tensor, keys: Tensor, values: Tensor, angles: Angles, plan: TritonStep
+        self, given: Projected, keys: Tensor, values: Tensor, angles: Angles, step: PreparedStep
     ) -> Tensor:
         """[N, heads · head_dim]; writes the tokens' keys and values into their pages."""
-        w, num_tokens, asked = self.weights, len(plan.row_N), projected_of(given, self.gates)
+        assert isinstance(step, TritonStep)
+        w, num_tokens, asked = self.weights, len(step.row_N), parts_of(given, self.gates)
         queries = keys.new_empty(num_tokens, w.num_heads, w.head_dim)
-        self._prepare(asked.pieces(), queries, keys, values, angles, plan, first_head=0)
+        self._prepare(asked.pieces(), queries, keys, values, angles, step, first_head=0)
         out, gates = keys.new_empty(num_tokens, w.num_heads * w.head_dim, dtype=self.dtype), None
-        num_splits = split_of(plan.longest - 1) + 1
+        num_splits = split_of(step.longest - 1) + 1
         most = max(1, MAX_PARTS // (num_splits * w.num_heads * w.head_dim))
         for first in range(0, num_tokens, most):
             count = min(most, num_tokens - first)
-            parts = self._attend(queries, keys, values, plan, first, count, num_splits)
+            parts = self._attend(queries, keys, values, step, first, count, num_splits)
             gates = asked.gates() if first == 0 else gates
-            self._combine(*parts, gates, out, plan, first)
+            self._combine(*parts, gates, out, step, first)
         return out
 
     def write(
-        self, given: Projected | Tensor, keys: Tensor, values: Tensor, angles: Angles, plan: TritonStep
+        self, given: Projected, keys: Tensor, values: Tensor, angles: Angles, step: PreparedStep
     ) -> None:
         """The tokens' keys and values alone."""
-        pieces, first_head = projected_of(given, self.gates).pieces(), self.weights.num_heads
-        self._prepare(pieces, keys, keys, values, angles, plan, first_head)
+        assert isinstance(step, TritonStep)
+        pieces, first_head = parts_of(given, self.gates).pieces(), self.weights.num_heads
+        self._prepare(pieces, keys, keys, values, angles, step, first_head)
 
     def _prepare(
         self,
@@ -80,14 +84,14 @@ class TritonGatedAttention:
         keys: Tensor,
         values: Tensor,
         angles: Angles,
-        plan: TritonStep,
+        step: TritonStep,
         first_head: int,
     ) -> None:
         """From head `first_head` on; `queries` are not touched if these are keys' alone."""
         w, norm = self.weights, self.weights.qk_norm
-        assert keys.is_contiguous() and values.is_contiguous() and plan.pages_RP.stride(1) == 1
+        assert keys.is_contiguous() and values.is_contiguous() and step.pages_RP.stride(1) == 1
         assert angles.cos.is_contiguous() and angles.sin.is_contiguous()
-        grid = (len(plan.row_N), w.num_heads + w.num_kv_heads - first_head)
+        grid = (len(step.row_N), w.num_heads + w.num_kv_heads - first_head)
         prepare_kernel[grid](
             projected.tensor,
             queries,
@@ -97,11 +101,11 @@ class TritonGatedAttention:
             angles.sin,
             None if norm is None else norm.weight,
             None if norm is None else norm.eps,
-            plan.row_N,
-            plan.position_N,
-            plan.pages_RP,
+            step.row_N,
+            step.position_N,
+            step.pages_RP,
             first_head,
-            plan.pages_RP.stride(0),
+            step.pages_RP.stride(0),
             w.query_scale,
             angles.rotary_dim,
             **projected.cut,
@@ -117,13 +121,13 @@ class TritonGatedAttention:
         queries: Tensor,
         keys: Tensor,
         values: Tensor,
-        plan: TritonStep,
+        step: TritonStep,
         first: int,
         count: int,
         num_splits: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """What each split of the context leaves of each query of tokens first…first + count − 1."""
-        w, num_rows = self.weights, plan.table_R6.shape[0]
+        w, num_rows = self.weights, step.table_R6.shape[0]
         shape = (count, w.num_heads, num_splits)
         tops, totals, sums = (
             torch.empty(size, dtype=torch.float32, device=keys.device)
@@ -138,9 +142,9 @@ class TritonGatedAttention:
             tops,
             totals,
             sums,
-            plan.table_R6,
-            plan.pages_RP,
-            plan.pages_RP.stride(0),
+            step.table_R6,
+            step.pages_RP,
+            step.pages_RP.stride(0),
             first,
             count,
             num_rows,
@@ -166,7 +170,7 @@ class TritonGatedAttention:
         sums: Tensor,
         gates: Pieces | None,
         out: Tensor,
-        plan: TritonStep,
+        step: TritonStep,
         first: int,
     ) -> None:
         """Into `out`, from token `first` on."""
@@ -177,7 +181,7 @@ class TritonGatedAttention:
             sums,
             None if gates is None else gates.tensor,
             out,
-            plan.position_N,
+            step.position_N,
             first,
             num_splits,
             **(WHOLE if gates is None else gates.cut),

@@ -35,7 +35,7 @@ class DeltaState:
 
 
 @dataclass(frozen=True)
-class DeltaPlan:
+class PreparedDelta:
     """How a step's flat tokens fall into the three phases. Rows are ordered by certain tokens, most first."""
 
     slots: Tensor | slice
@@ -54,7 +54,7 @@ class DeltaPlan:
     is_draft_RK: Tensor
 
 
-def plan(rows: Rows, device: torch.device) -> DeltaPlan:
+def prepare(rows: Rows, device: torch.device) -> PreparedDelta:
     slots, _, query_lens, num_drafts, num_replay = rows
     certain_lens = [n - d for n, d in zip(query_lens, num_drafts, strict=True)]
     assert certain_lens == sorted(certain_lens, reverse=True), "rows must come longest first"
@@ -69,7 +69,7 @@ def plan(rows: Rows, device: torch.device) -> DeltaPlan:
         for first, n, d in zip(firsts, certain_lens, num_drafts, strict=True)
     ]
     alone = slice(slots[0], slots[0] + 1) if len(slots) == 1 else None
-    return DeltaPlan(
+    return PreparedDelta(
         slots=alone or torch.tensor(slots, device=device),
         num_replay=replay,
         replay_RK=torch.tensor([[j < n for j in range(replay)] for n in num_replay], device=device),
@@ -88,42 +88,42 @@ def gated_delta(
     decay_NH: Tensor,
     beta_NH: Tensor,
     state: DeltaState,
-    plan: DeltaPlan,
+    prepared: PreparedDelta,
 ) -> Tensor:
-    """Outputs [N, H, E]; updates the plan's slots. `decay` is exp(g)."""
+    """Outputs [N, H, E]; updates the slots of the step. `decay` is exp(g)."""
     sizes = (k_NHD.shape[-1], v_NHE.shape[-1])
     inputs_NHX = torch.cat((k_NHD, v_NHE, decay_NH[..., None], beta_NH[..., None]), dim=-1)
-    memory_RHDE = state.committed_SHDE[plan.slots]  # a view for one row, a copy for several
-    if plan.num_replay:
-        _replay(memory_RHDE, state, plan, sizes)
+    memory_RHDE = state.committed_SHDE[prepared.slots]  # a view for one row, a copy for several
+    if prepared.num_replay:
+        _replay(memory_RHDE, state, prepared, sizes)
 
-    in_place = isinstance(plan.slots, slice)
-    out = _run_certain(memory_RHDE, q_NHD, inputs_NHX, plan, sizes, in_place)
+    in_place = isinstance(prepared.slots, slice)
+    out = _run_certain(memory_RHDE, q_NHD, inputs_NHX, prepared, sizes, in_place)
     if not in_place:
-        state.committed_SHDE[plan.slots] = memory_RHDE
-    if not plan.num_drafts:
-        return out if in_place else torch.empty_like(out).index_copy_(0, plan.certain, out)
+        state.committed_SHDE[prepared.slots] = memory_RHDE
+    if not prepared.num_drafts:
+        return out if in_place else torch.empty_like(out).index_copy_(0, prepared.certain, out)
 
-    out_NHE = torch.empty_like(v_NHE).index_copy_(0, plan.certain, out)
-    drafts_RKHX = inputs_NHX[plan.drafts_RK]
-    state.drafts_SKHX[plan.slots, : plan.num_drafts] = drafts_RKHX
+    out_NHE = torch.empty_like(v_NHE).index_copy_(0, prepared.certain, out)
+    drafts_RKHX = inputs_NHX[prepared.drafts_RK]
+    state.drafts_SKHX[prepared.slots, : prepared.num_drafts] = drafts_RKHX
     memory_RHDE = memory_RHDE.clone() if in_place else memory_RHDE
-    q_RKHD, outs = q_NHD[plan.drafts_RK], []
-    for j in range(plan.num_drafts):
+    q_RKHD, outs = q_NHD[prepared.drafts_RK], []
+    for j in range(prepared.num_drafts):
         _update(memory_RHDE, drafts_RKHX[:, j], sizes)
         outs.append(_read(memory_RHDE, q_RKHD[:, j]))
-    out_NHE[plan.drafts_RK[plan.is_draft_RK]] = torch.stack(outs, dim=1)[plan.is_draft_RK]
+    out_NHE[prepared.drafts_RK[prepared.is_draft_RK]] = torch.stack(outs, dim=1)[prepared.is_draft_RK]
     return out_NHE
 
 
-def _replay(memory_RHDE: Tensor, state: DeltaState, plan: DeltaPlan, sizes: tuple[int, int]) -> None:
-    drafts_RKHX = state.drafts_SKHX[plan.slots, : plan.num_replay]
-    if not isinstance(plan.slots, slice):
+def _replay(memory_RHDE: Tensor, state: DeltaState, prepared: PreparedDelta, sizes: tuple[int, int]) -> None:
+    drafts_RKHX = state.drafts_SKHX[prepared.slots, : prepared.num_replay]
+    if not isinstance(prepared.slots, slice):
         # A row with less to replay decays by one and adds zero: its bits stay.
         neutral = drafts_RKHX.new_zeros(drafts_RKHX.shape[-1])
         neutral[-2] = 1.0
-        drafts_RKHX = torch.where(plan.replay_RK[:, :, None, None], drafts_RKHX, neutral)
-    for j in range(plan.num_replay):
+        drafts_RKHX = torch.where(prepared.replay_RK[:, :, None, None], drafts_RKHX, neutral)
+    for j in range(prepared.num_replay):
         _update(memory_RHDE, drafts_RKHX[:, j], sizes)
 
 
@@ -131,15 +131,15 @@ def _run_certain(
     memory_RHDE: Tensor,
     q_NHD: Tensor,
     inputs_NHX: Tensor,
-    plan: DeltaPlan,
+    prepared: PreparedDelta,
     sizes: tuple[int, int],
     in_order: bool,
 ) -> Tensor:
-    """Outputs in the order of `plan.certain`, which for a single row is the order of the tokens."""
+    """Outputs in the order of `prepared.certain`, which for a single row is the order of the tokens."""
     if not in_order:
-        q_NHD, inputs_NHX = q_NHD[plan.certain], inputs_NHX[plan.certain]
+        q_NHD, inputs_NHX = q_NHD[prepared.certain], inputs_NHX[prepared.certain]
     outs, first = [], 0
-    for count in plan.active:
+    for count in prepared.active:
         running = memory_RHDE[:count]
         _update(running, inputs_NHX[first : first + count], sizes)
         outs.append(_read(running, q_NHD[first : first + count]))

@@ -7,13 +7,14 @@ that never agrees is refused.
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headlong.ops.linear.linear import Linear
 from headlong.ops.native import threads_for_native
+from headlong.ops.norm.normed import Normed, whole
 
 LAUNCH_ROWS = 128
 """More rows go in several launches."""
@@ -24,32 +25,6 @@ LARGE = 1 << 23
 MAX_PROBE_FEATURES = 4096
 
 
-class Linear(Protocol):
-    """What layers call; `name` is for people."""
-
-    name: str
-    in_features: int
-    out_features: int
-
-    def __call__(self, x_ND: Tensor) -> Tensor: ...
-
-
-Normed = Any
-"""What a norm makes of hidden states: a tensor, or what only the products understand that it goes into."""
-Norm = Callable[[Tensor], Normed]
-
-
-def add_product(to_ND: Tensor, linear: Linear, x_ND: Tensor, then: Norm) -> tuple[Tensor, Normed]:
-    """`to_ND` + linear(x), and what `then` makes of that; in one go where the linear can."""
-    plus = getattr(linear, "plus", None)
-    if plus is not None:
-        return plus(x_ND, to_ND, then)
-    out_ND = to_ND + linear(x_ND)
-    return out_ND, then(out_ND)
-
-
-Projection = Callable[[Normed], Any]
-"""A linear that a layer's core begins with, or what only that core understands."""
 LinearFactory = Callable[[Tensor, int], Linear]
 
 
@@ -62,7 +37,7 @@ def launch(multiply: Callable[[Tensor], Tensor], x_ND: Tensor, tile: int) -> Ten
     return multiply(F.pad(x_ND, (0, 0, 0, missing)))[:num_rows] if missing else multiply(x_ND)
 
 
-class RowLinear:
+class RowLinear(Linear):
     """One matrix-vector product per row: slow and beyond doubt. Serves where nothing faster is invariant."""
 
     name = "row by row"
@@ -71,13 +46,13 @@ class RowLinear:
         self.out_features, self.in_features = weight.shape
         self.weight = weight
 
-    def __call__(self, x_ND: Tensor) -> Tensor:
+    def __call__(self, given: Normed) -> Tensor:
+        x_ND = whole(given)
         x = x_ND.to(self.weight.dtype)
         # A copy, because the product's bits depend on where in memory its row starts.
         return torch.stack([torch.mv(self.weight, row.clone()) for row in x]).to(x_ND.dtype)
 
     def rows(self, outs_T: Tensor) -> Tensor:
-        """Of the weight, a copy."""
         return self.weight[outs_T.to(self.weight.device)]
 
 

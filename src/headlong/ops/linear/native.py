@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from headlong.ops import native
+from headlong.ops.linear.linear import Linear
+from headlong.ops.norm.normed import Normed, whole
 from headlong.quant.format import Weight
 from headlong.quant.gguf import GgufWeight
 from headlong.quant.plain import PlainWeight
@@ -237,7 +239,7 @@ class Panels:
         return found
 
 
-class NativeLinear:
+class NativeLinear(Linear):
     name = "native"
 
     def __init__(
@@ -248,8 +250,8 @@ class NativeLinear:
         self.out_features = sum(source.shape[0] for source in sources)
         self.panels = _panels(sources, order, bias)
 
-    def __call__(self, x_ND: Tensor) -> Tensor:
-        x = x_ND.to(torch.float32).contiguous()
+    def __call__(self, given: Normed) -> Tensor:
+        x = whole(given).to(torch.float32).contiguous()
         out = x.new_empty(x.shape[0], self.out_features)
         multiply, threads = native.kernel("headlong_matmul"), native.num_threads()
         for panels in self.panels:
@@ -258,7 +260,7 @@ class NativeLinear:
         return out
 
     def picked(self, outs_T: Tensor) -> "NativeLinear | None":
-        """These outputs alone, from a copy of their weights; None where they lie in several panels."""
+        """None where they lie in several panels."""
         if len(self.panels) > 1:
             return None
         linear = copy(self)

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from headlong.ops.linear.invariance import launch
+from headlong.ops.linear.linear import Linear
+from headlong.ops.norm.normed import Normed, whole
 
 SPLIT_FEATURES = 1024
 """Above this inner size a single row may be split between threads; two or more rows never were."""
 
 
-class OneDnnLinear:
+class OneDnnLinear(Linear):
     """Pads rows to a multiple of `tile`."""
 
     name = "onednn"
@@ -40,11 +42,11 @@ class OneDnnLinear:
             return f"takes float32 and bfloat16, not {dtype}"
         return None
 
-    def __call__(self, x_ND: Tensor) -> Tensor:
+    def __call__(self, given: Normed) -> Tensor:
+        x_ND = whole(given)
         return launch(self._multiply, x_ND.to(self.dtype), self.tile).to(x_ND.dtype)
 
     def rows(self, outs_T: Tensor) -> Tensor:
-        """Of the weight, a copy."""
         return self._packed.to_dense(self.dtype)[outs_T]
 
     def _multiply(self, x_ND: Tensor) -> Tensor:

@@ -8,12 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headlong.ops.linear.invariance import launch
+from headlong.ops.linear.linear import Linear
+from headlong.ops.norm.normed import Normed, whole
 
 ALIGN = 16
 """BLAS treats rows alike only where both weight dimensions fill whole vectors."""
 
 
-class ReferenceLinear:
+class ReferenceLinear(Linear):
     """Pads rows to a multiple of `tile`, and odd weight shapes to multiples of `ALIGN`."""
 
     name = "reference"
@@ -30,7 +32,8 @@ class ReferenceLinear:
         """None if this linear can serve, else the reason why not."""
         return None
 
-    def __call__(self, x_ND: Tensor) -> Tensor:
+    def __call__(self, given: Normed) -> Tensor:
+        x_ND = whole(given)
         x = x_ND.to(self.weight.dtype)
         if self.pad_in:
             x = F.pad(x, (0, self.pad_in))
@@ -38,7 +41,6 @@ class ReferenceLinear:
         return y[:, : self.out_features].to(x_ND.dtype).contiguous()
 
     def rows(self, outs_T: Tensor) -> Tensor:
-        """Of the weight, a copy."""
         return self.weight[outs_T.to(self.weight.device), : self.in_features]
 
     def _multiply(self, x_ND: Tensor) -> Tensor:

@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor
 
-from headlong.ops.linear.invariance import Linear
+from headlong.ops.linear.linear import Linear
+from headlong.ops.norm.normed import Normed
 
 
-class StackedLinear:
+class StackedLinear(Linear):
     """Output i is output `order[i]` of the parts side by side."""
 
     name = "stacked"
@@ -17,8 +18,8 @@ class StackedLinear:
         self.in_features = parts[0].in_features
         self.out_features = sum(part.out_features for part in parts)
 
-    def __call__(self, x_ND: Tensor) -> Tensor:
-        out = torch.cat([part(x_ND) for part in self.parts], dim=-1)
+    def __call__(self, given: Normed) -> Tensor:
+        out = torch.cat([part(given) for part in self.parts], dim=-1)
         if self.order is None:
             return out
         if self.order.device != out.device:

@@ -11,23 +11,22 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from headlong.ops.argmax.triton import argmax
 from headlong.ops.linear import triton_split_k
+from headlong.ops.linear.linear import Argmax, Linear, SiluMul
 from headlong.ops.linear.triton_block_m import SURE, width_for
 from headlong.ops.linear.triton_paired import Pair, add_both
 from headlong.ops.linear.triton_repack import kind_of, matrices_of, picked, shape_of
 from headlong.ops.linear.triton_split_k import Pieces
 from headlong.ops.linear.triton_weight import FEW, Matrix
-from headlong.ops.norm.normed import Normed, PartialNorm
-from headlong.ops.norm.triton import Norm, half_normed_room, to_multiply
-from headlong.ops.silu_mul.triton import silu_mul
+from headlong.ops.norm.normed import Norm, Normed, PartialNorm
+from headlong.ops.norm.triton import half_normed_room, to_multiply
 from headlong.quant.format import Weight
 
 WORKSPACE = 1 << 26
 """Numbers that pieces of sums may take; more tokens go in several launches."""
 
 
-class TritonLinear:
+class TritonLinear(Linear):
     name = "triton"
 
     def __init__(
@@ -63,9 +62,9 @@ class TritonLinear:
         """float32 [N, out]; plus `add_to`, of the same shape and dtype."""
         return self._added(given, add_to, None)[0]
 
-    def plus(self, x_ND: Tensor, to_ND: Tensor, then: Norm) -> tuple[Tensor, Normed]:
-        """The product added to `to_ND`, and what `then` makes of that."""
-        out_ND, normed = self._added(x_ND, to_ND, then)
+    def add_to(self, given: Normed, residual_ND: Tensor, then: Norm) -> tuple[Tensor, Normed]:
+        """In one launch; what `then` makes of it may be left in part to the GEMM that takes it."""
+        out_ND, normed = self._added(given, residual_ND, then)
         return out_ND, then(out_ND) if normed is None else normed
 
     def _added(
@@ -89,19 +88,17 @@ class TritonLinear:
                 )
         return out_NO, room
 
-    def gated(self, given: Normed, dtype: torch.dtype) -> Tensor:
-        """silu(first half of the outputs) · second half."""
+    def gated(self, given: Normed, silu_mul: SiluMul, dtype: torch.dtype) -> Tensor:
         whole = self._whole
         if whole is None:
-            return silu_mul(self(given), dtype)
+            return silu_mul(self(given))
         x_ND, _ = to_multiply(given)
         out_NI = x_ND.new_empty((len(x_ND), self.out_features // 2), dtype=dtype)
         for part, x, half in self._launches(given):
             triton_split_k.gate(whole, x, width_for(len(x), whole), self.bias, out_NI[part], half)
         return out_NI
 
-    def best(self, x_ND: Tensor) -> Tensor:
-        """Which output is the largest, for each token; of equal ones the first, and what is no number wins."""
+    def argmax(self, x_ND: Tensor, argmax: Argmax) -> Tensor:
         whole = self._whole
         if whole is None:
             return argmax(self(x_ND))
@@ -135,7 +132,7 @@ class TritonLinear:
         return self.matrices[0] if len(self.matrices) == 1 else None
 
     def picked(self, outs_T: Tensor) -> "TritonLinear | None":
-        """These outputs alone, from a copy of their weights; None where they lie in several matrices."""
+        """None where they lie in several matrices."""
         if len(self.matrices) > 1:
             return None
         linear, whole = copy(self), self.matrices[0]

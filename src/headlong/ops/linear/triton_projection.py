@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from headlong.ops.linear.linear import PendingProjection, Projected, Shard
 from headlong.ops.linear.triton import TritonLinear
 from headlong.ops.linear.triton_repack import shape_of
 from headlong.ops.linear.triton_split_k import Pieces
@@ -16,7 +17,7 @@ from headlong.ops.norm.normed import Normed
 from headlong.quant.format import Weight
 
 
-class TritonProjected:
+class TritonProjected(PendingProjection):
     """Tokens on their way into a core."""
 
     def __init__(self, given: Normed, first: TritonLinear, gates: TritonLinear | None) -> None:
@@ -53,17 +54,19 @@ class GivenProjected:
         return Pieces.whole(gates_NO) if gates_NO.shape[1] else None
 
 
-Projected = TritonProjected | GivenProjected
-
-
-def projected_of(given: Projected | Tensor, gates: slice) -> Projected:
-    return GivenProjected(given, gates) if isinstance(given, Tensor) else given
+def parts_of(given: Projected, gates: slice) -> TritonProjected | GivenProjected:
+    """What a core is given, in the parts that it asks for."""
+    if isinstance(given, Tensor):
+        return GivenProjected(given, gates)
+    assert isinstance(given, TritonProjected)
+    return given
 
 
 class TritonProjection:
     """Multiplies nothing by itself."""
 
     name = "triton"
+    shard: Shard = Shard.NONE
 
     def __init__(
         self,

@@ -16,8 +16,8 @@ from torch import Tensor
 from headlong.ops.argmax.triton import best_of_parts, first_best
 from headlong.ops.linear.triton_gemm import placed, put
 from headlong.ops.linear.triton_weight import Matrix
-from headlong.ops.norm.normed import PartialNorm
-from headlong.ops.norm.triton import Norm, inverse_length, length_args, put_half_normed, room_args, squares_of
+from headlong.ops.norm.normed import Norm, PartialNorm
+from headlong.ops.norm.triton import inverse_length, length_args, put_half_normed, room_args, squares_of
 from headlong.ops.silu_mul.triton import gated
 from headlong.ops.triton_launch import LAUNCH_OPTIONS, launch_dependents, wait_for_previous_kernel
 

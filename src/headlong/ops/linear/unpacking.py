@@ -6,14 +6,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headlong.ops.linear.invariance import find_tile, launch
+from headlong.ops.linear.linear import Linear
 from headlong.ops.linear.reference import ALIGN, ReferenceLinear
+from headlong.ops.norm.normed import Normed, whole
 from headlong.quant.format import PackedWeight
 
 TILE_ELEMENTS = 1 << 20
 """Of an unpacked tile: 4 MB in float32, which a core's caches nearly hold."""
 
 
-class UnpackingLinear:
+class UnpackingLinear(Linear):
     """All tiles have the same shape, the last one padded, so that one measurement of it serves for all."""
 
     name = "unpack by tile"
@@ -31,7 +33,8 @@ class UnpackingLinear:
             found = find_tile(ReferenceLinear, self.tile_rows, self.in_features + self.pad_in, dtype)
             self.tile = 0 if found is None else found
 
-    def __call__(self, x_ND: Tensor) -> Tensor:
+    def __call__(self, given: Normed) -> Tensor:
+        x_ND = whole(given)
         x = x_ND.to(self.dtype)
         if self.pad_in:
             x = F.pad(x, (0, self.pad_in))
@@ -45,7 +48,6 @@ class UnpackingLinear:
         return out
 
     def rows(self, outs_T: Tensor) -> Tensor:
-        """Of the weight, unpacked."""
         return self.weight.dequantize_rows(outs_T.to(self.weight.device)).to(self.dtype)
 
     def _multiply(self, x_ND: Tensor, rows: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 from headlong.ops import native
 from headlong.ops.linear.native import NativeLinear, Source
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
+from headlong.ops.norm.normed import Norm, Normed, whole
 from headlong.quant.format import Weight
 
 
@@ -70,10 +71,13 @@ class NativeExperts:
         """Of what the kernel takes; it stands as long as this object does."""
         return ctypes.addressof(self._whole)
 
-    def __call__(self, x_ND: Tensor, logits_NR: Tensor, shared_ND: Tensor | None, to_ND: Tensor) -> Tensor:
-        """Added to `to_ND`. The last of the logits is of the shared expert's gate."""
+    def __call__(
+        self, given: Normed, logits_NR: Tensor, shared_ND: Tensor | None, residual_ND: Tensor, then: Norm
+    ) -> tuple[Tensor, Normed]:
+        """Added to `residual_ND`, and what `then` makes of that. The last of the logits is of the shared expert's
+        gate."""
         assert shared_ND is None, "computed here"
-        out = to_ND.clone()
+        x_ND, out = whole(given), residual_ND.clone()
         native.kernel("headlong_experts")(
             self.address,
             native.address(x_ND),
@@ -82,7 +86,7 @@ class NativeExperts:
             len(x_ND),
             native.num_threads(),
         )
-        return out
+        return out, then(out)
 
     def _struct(self, linear: NativeLinear) -> _Linear:
         panels = [_Panel(ctypes.addressof(panels.struct), panels.column) for panels in linear.panels]

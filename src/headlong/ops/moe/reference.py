@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from headlong.ops.elementwise import sigmoid
+from headlong.ops.norm.normed import Norm, Normed, whole
+
 
 def route(router_logits_NE: Tensor, num_active: int, normalise: bool) -> tuple[Tensor, Tensor]:
     """The experts of each token and their weights, both [N, num_active]."""
@@ -25,3 +28,28 @@ def moe(
         token, rank = torch.where(experts_NA == expert)
         out[token] += experts[expert](x_ND[token]) * weights_NA[token, rank, None]
     return out
+
+
+class ReferenceExperts:
+    """Each routed expert is a feed-forward of its own; the host asks which tokens are whose."""
+
+    name = "reference"
+    has_shared = False
+
+    def __init__(
+        self, experts: Sequence[Callable[[Tensor], Tensor]], num_active: int, *, normalise: bool
+    ) -> None:
+        self.experts = experts
+        self.num_active = num_active
+        self.normalise = normalise
+
+    def __call__(
+        self, given: Normed, logits_NR: Tensor, shared_ND: Tensor | None, residual_ND: Tensor, then: Norm
+    ) -> tuple[Tensor, Normed]:
+        """Added to `residual_ND`, and what `then` makes of that."""
+        assert shared_ND is not None
+        x_ND, count = whole(given), len(self.experts)
+        experts_NA, weights_NA = route(logits_NR[:, :count], self.num_active, self.normalise)
+        routed_ND = moe(x_ND, experts_NA, weights_NA, self.experts)
+        out_ND = residual_ND + routed_ND.add_(shared_ND * sigmoid(logits_NR[:, count:].to(routed_ND.dtype)))
+        return out_ND, then(out_ND)

@@ -21,8 +21,8 @@ from headlong.ops.linear.triton_unpack import INTERPRETED
 from headlong.ops.linear.triton_weight import DTYPES, Kind, Matrix, columns_at_once, halves
 from headlong.ops.moe import triton_kernels as kernels
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
-from headlong.ops.norm.normed import Normed
-from headlong.ops.norm.triton import Norm, half_normed_room, length_args, room_args, to_multiply
+from headlong.ops.norm.normed import Norm, Normed
+from headlong.ops.norm.triton import half_normed_room, length_args, room_args, to_multiply
 from headlong.ops.triton_launch import LAUNCH_OPTIONS
 from headlong.quant.format import Weight
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from headlong.ops.linear.linear import Shard
 from headlong.quant.format import Weight
 
 
@@ -24,3 +25,5 @@ class MoeWeights:
     """An expert's weights, as often as they are asked for: whoever cannot take them all leaves them to the next."""
     shared: ExpertWeights
     """Of the expert that every token has."""
+    shards: tuple[Shard, Shard] = (Shard.OUTPUT, Shard.INPUT)
+    """How gate_up and down of every expert may be split."""

@@ -4,6 +4,7 @@ A GEMM is linear, so it may be given x · weight and have its sums divided by |x
 they alone are ever given a `PartialNorm`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -27,3 +28,11 @@ class PartialNorm:
 
 Normed = Tensor | PartialNorm
 """What linears take."""
+Norm = Callable[[Tensor], Tensor]
+"""A norm of whole hidden states. A GEMM whose epilogue is given one may leave its second half to the next GEMM."""
+
+
+def whole(normed: Normed) -> Tensor:
+    """Normed states for a linear that takes nothing else: nobody gives it a `PartialNorm`."""
+    assert isinstance(normed, Tensor), "only Triton's GEMMs take what is normed in part"
+    return normed

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headlong.ops.norm.normed import Normed, PartialNorm
+from headlong.ops.norm.normed import Norm, Normed, PartialNorm
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.triton_launch import LAUNCH_OPTIONS, launch_dependents, wait_for_previous_kernel
 
@@ -157,9 +157,6 @@ class TritonRmsNorm:
             **LAUNCH_OPTIONS,
         )  # fmt: skip
         return out
-
-
-Norm = Callable[[Tensor], Normed]
 
 
 def half_normed_room(then: Norm | None, like_ND: Tensor) -> PartialNorm | None:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headlong.ops.batched_matmul import matmul
+from headlong.ops.prepared import PreparedStep
 from headlong.types import Rows
 
 BLOCK = 4
@@ -34,7 +35,7 @@ class BlockGroup:
 
 
 @dataclass(frozen=True)
-class AttentionPlan:
+class PreparedAttention(PreparedStep):
     """Where a step's tokens lie. Each row's queries are cut into blocks of up to `BLOCK`."""
 
     token_BQ: Tensor
@@ -46,7 +47,7 @@ class AttentionPlan:
     groups: tuple[BlockGroup, ...]
 
 
-def plan(step: Rows, pages_RP: Tensor, page_size: int) -> AttentionPlan:
+def prepare(step: Rows, pages_RP: Tensor, page_size: int) -> PreparedAttention:
     tokens, positions, rows, num_pages, places = [], [], [], [], []
     flat = 0
     for row, (start, query_len) in enumerate(zip(step.starts, step.query_lens, strict=True)):
@@ -64,7 +65,7 @@ def plan(step: Rows, pages_RP: Tensor, page_size: int) -> AttentionPlan:
     position_BQ = torch.tensor(positions, device=device).view(-1, BLOCK)
     pages_BP = pages_RP.index_select(0, torch.tensor(rows, device=device))
     position_N = position_BQ.view(-1).index_select(0, place_N)
-    return AttentionPlan(
+    return PreparedAttention(
         token_BQ=torch.tensor(tokens, device=device).view(-1, BLOCK),
         place_N=place_N,
         write_page_N=pages_BP[place_N // BLOCK, position_N // page_size],
@@ -95,24 +96,24 @@ def _group(blocks: slice, pages_BP: Tensor, position_BQ: Tensor, page_size: int)
     return BlockGroup(blocks, pages_BP, hidden, unwritten)
 
 
-def write(cache: Tensor, x_NHD: Tensor, plan: AttentionPlan) -> None:
+def write(cache: Tensor, x_NHD: Tensor, prepared: PreparedAttention) -> None:
     """Stores one vector per token and head. `cache` is [pages, heads, page_size, D padded]."""
     missing = cache.shape[-1] - x_NHD.shape[-1]
     if missing:
         x_NHD = F.pad(x_NHD, (0, missing))
-    cache[plan.write_page_N, :, plan.write_offset_N] = x_NHD.to(cache.dtype)
+    cache[prepared.write_page_N, :, prepared.write_offset_N] = x_NHD.to(cache.dtype)
 
 
-def attend(q_NHD: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan) -> Tensor:
+def attend(q_NHD: Tensor, keys: Tensor, values: Tensor, prepared: PreparedAttention) -> Tensor:
     """softmax(q kᵀ) v over each token's own positions 0…its own; queries come scaled."""
     num_tokens, num_heads, head_dim = q_NHD.shape
     missing = keys.shape[-1] - head_dim
     if missing:
         q_NHD = F.pad(q_NHD, (0, missing))
-    q_BQHD = q_NHD[plan.token_BQ]
-    parts = [_attend_group(q_BQHD[group.blocks], keys, values, group) for group in plan.groups]
+    q_BQHD = q_NHD[prepared.token_BQ]
+    parts = [_attend_group(q_BQHD[group.blocks], keys, values, group) for group in prepared.groups]
     out = parts[0] if len(parts) == 1 else torch.cat(parts)
-    out = out.flatten(0, 1).index_select(0, plan.place_N)
+    out = out.flatten(0, 1).index_select(0, prepared.place_N)
     return out[..., :head_dim].reshape(num_tokens, num_heads, head_dim)
 
 

@@ -1,0 +1,165 @@
+"""What an engine's layers ask for: the one seam between them and whoever computes.
+
+Ops that hold weights are made by methods, one for each layer. Whoever serves, results are batch-invariant and roll back
+alike. Knows ops and weights, no model.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from headlong.ops.delta_net.reference import DeltaNetWeights
+from headlong.ops.gated_attention.reference import GatedAttentionWeights
+from headlong.ops.interfaces import DeltaNet, Embedding, Experts, GatedAttention
+from headlong.ops.linear.linear import Argmax, Linear, Projection, Shard
+from headlong.ops.moe.weights import ExpertWeights, MoeWeights
+from headlong.ops.norm.normed import Norm
+from headlong.ops.prepared import PreparedStep
+from headlong.ops.program import CompiledProgram, Instruction
+from headlong.ops.silu_mul.swiglu import SwiGlu
+from headlong.quant.format import Format, Weight
+from headlong.types import Rows
+
+NEAR_TIES = "drafting may decide a near-tie differently"
+"""What it costs on a GPU if the reference ops serve: they are not batch-invariant there."""
+
+Draw = Callable[[Tensor, Tensor], Tensor]
+"""(scores [M, V], keys [M, 4]) -> tokens [M]"""
+Sample = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(logits [M, V], filters [M, 4], keys [M, 4]) -> tokens [M]"""
+Penalise = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor], Tensor]
+"""(logits, slots, settings by slot, counts by slot, biases by slot, drafts) -> logits"""
+
+
+class Backend(Protocol):
+    """The ops of one engine on one device."""
+
+    name: str
+    dtype: torch.dtype
+    """What is computed in."""
+    device: torch.device
+
+    @property
+    def activation_dtype(self) -> torch.dtype:
+        """What flows between layers: float32 at least, whatever the weights are."""
+        ...
+
+    @property
+    def lays_out_weights(self) -> bool:
+        """Whether weights are laid out anew: they are taken one by one, as narrow as they are stored, and may be
+        mapped files."""
+        ...
+
+    @property
+    def asks_host(self) -> bool:
+        """Whether some op made so far asks the host for something while it runs."""
+        ...
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether what was made so far can be captured as a CUDA graph."""
+        ...
+
+    def threads(self) -> AbstractContextManager[object]:
+        """Inside it, CPU threads belong to this backend's ops rather than to torch."""
+        ...
+
+    def linear(self, weight: Weight, bias: Tensor | None = None, *, shard: Shard = Shard.NONE) -> Linear:
+        """Makes a weight [out, in] ready for the fastest batch-invariant GEMM here."""
+        ...
+
+    def stacked(
+        self,
+        weights: Sequence[Weight],
+        order: Tensor | None,
+        bias: Tensor | None = None,
+        *,
+        shard: Shard = Shard.NONE,
+    ) -> Linear:
+        """Several weights over the same input as one linear. Output i is row `order[i]` of the weights one below the
+        other, plus `bias[i]`."""
+        ...
+
+    def projection(
+        self,
+        weights: Sequence[Weight],
+        order: Tensor | None,
+        bias: Tensor | None,
+        gates: slice,
+        *,
+        shard: Shard = Shard.NONE,
+    ) -> Projection:
+        """Several weights as in `stacked`, for the core of an attention or a DeltaNet layer, which needs outputs
+        `gates` last."""
+        ...
+
+    def pick(self, linear: Linear, outs_T: Tensor) -> Linear:
+        """Some outputs of a linear alone, from a copy of their weights. Where those cannot be told from the others, all
+        are computed."""
+        ...
+
+    def swiglu(self, gate_up: Linear, down: Linear) -> SwiGlu:
+        """A feed-forward of these two, gated in one launch where the GEMM can."""
+        ...
+
+    def experts(self, weights: MoeWeights) -> Experts:
+        """Routing and experts, in one call or a few kernels where they can be."""
+        ...
+
+    def expert(self, weights: ExpertWeights, shards: tuple[Shard, Shard]) -> SwiGlu:
+        """One expert by itself, whose gate_up and down may be split so."""
+        ...
+
+    def norm(self, weight: Tensor, eps: float, *, inside: bool = False) -> Norm:
+        """A norm of whole hidden states. One `inside` a layer goes into GEMMs alone, need not be wider than they
+        take it, and may be left to them in part."""
+        ...
+
+    def gated_attention(self, weights: GatedAttentionWeights) -> GatedAttention: ...
+
+    def delta_net(self, weights: DeltaNetWeights) -> DeltaNet: ...
+
+    def embedding(self, weight: Weight, *, shard: Shard = Shard.NONE) -> Embedding: ...
+
+    @property
+    def argmax(self) -> Argmax:
+        """Finds the best token of each row of logits."""
+        ...
+
+    @property
+    def draw(self) -> Draw | None:
+        """Draws a token for each row of scores by its key; None where the sampler's own way serves."""
+        ...
+
+    @property
+    def sample(self) -> Sample | None:
+        """Filters the logits of each row and draws, in one call; None where the sampler does one after the other."""
+        ...
+
+    @property
+    def penalise(self) -> Penalise | None:
+        """Penalties and biases of steps that ask the host for nothing; None where there are no such steps."""
+        ...
+
+    def prepare_attention(self, rows: Rows, pages_RP: Tensor, page_size: int) -> PreparedStep:
+        """What a step's attention layers share."""
+        ...
+
+    def prepare_delta_net(
+        self, rows: Rows, kernel: int, window: int, attention: PreparedStep
+    ) -> PreparedStep:
+        """What a step's DeltaNet layers share; `attention` is what its attention layers do."""
+        ...
+
+    def compile(self, instructions: Sequence[Instruction]) -> CompiledProgram | None:
+        """A layer stack as one call; None where its layers are called one by one, which is logged with the reason if it
+        is not what is usual here."""
+        ...
+
+    def explain_linear(self, dtype: torch.dtype, packed: Format | None) -> tuple[str, str]:
+        """Who would multiply a weight that is packed so, or plain, and why nobody better; of weights in memory `linear`
+        decides by trying."""
+        ...

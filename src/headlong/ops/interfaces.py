@@ -1,0 +1,100 @@
+"""What the ops of a layer look like to layers, whichever backend made them.
+
+Shape letters: N tokens, D hidden size, R router logits. Knows no backend and no model.
+"""
+
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from headlong.ops.gated_delta.reference import DeltaState
+from headlong.ops.linear.linear import Linear, Projected, Shard
+from headlong.ops.norm.normed import Norm, Normed
+from headlong.ops.prepared import PreparedStep
+from headlong.ops.rope.reference import Angles
+from headlong.quant.format import Weight
+
+
+@runtime_checkable
+class KvPages(Protocol):
+    """The state of an attention layer: keys and values, [pages, heads, page_size, head_dim padded] each."""
+
+    @property
+    def keys(self) -> Tensor: ...
+
+    @property
+    def values(self) -> Tensor: ...
+
+
+@runtime_checkable
+class DeltaNetMemory(Protocol):
+    """The state of a DeltaNet layer: its recurrent memory and its convolution windows [slots, window, channels]."""
+
+    @property
+    def delta(self) -> DeltaState: ...
+
+    @property
+    def windows(self) -> Tensor: ...
+
+
+class GatedAttention(Protocol):
+    """What lies between an attention layer's two projections."""
+
+    name: str
+
+    def __call__(
+        self, projected: Projected, keys: Tensor, values: Tensor, angles: Angles, step: PreparedStep, /
+    ) -> Tensor:
+        """[N, heads · head_dim]; writes the tokens' keys and values into their pages."""
+        ...
+
+    def write(
+        self, projected: Projected, keys: Tensor, values: Tensor, angles: Angles, step: PreparedStep, /
+    ) -> None:
+        """Writes the tokens' keys and values, and computes nothing else."""
+        ...
+
+
+class DeltaNet(Protocol):
+    """What lies between a DeltaNet layer's two projections."""
+
+    name: str
+
+    def __call__(
+        self, projected: Projected, delta: DeltaState, windows_SWC: Tensor, step: PreparedStep, /
+    ) -> Tensor:
+        """[N, value heads · value_dim]; updates the state in the step's slots."""
+        ...
+
+
+class Experts(Protocol):
+    """The routing and the routed experts of a layer."""
+
+    name: str
+    has_shared: bool
+    """Whether the expert that every token has is computed here too."""
+
+    def __call__(
+        self, given: Normed, logits_NR: Tensor, shared_ND: Tensor | None, residual_ND: Tensor, then: Norm, /
+    ) -> tuple[Tensor, Normed]:
+        """Added to `residual_ND`, and what `then` makes of that. `logits_NR` are the router's, the last of them the
+        shared expert's gate; `shared_ND` is what that expert gives, where it is not computed here."""
+        ...
+
+
+class Embedding(Protocol):
+    """Tokens to vectors. Split by output, each device has the rows of some tokens."""
+
+    shard: Shard
+
+    @property
+    def asks_host(self) -> bool:
+        """Whether it finds out on the host which rows are wanted."""
+        ...
+
+    def __call__(self, tokens_N: Tensor, /) -> Tensor: ...
+
+    def lm_head(self, make: Callable[[Weight], Linear]) -> Linear:
+        """The same weight as a linear; `make` makes one of it where it is not held as one."""
+        ...

@@ -1,0 +1,171 @@
+"""A layer stack as one native call: its instructions as csrc/program.c takes them, bound to the state they run with."""
+
+import ctypes
+from collections.abc import Callable, Iterable, Mapping
+
+from torch import Tensor
+
+from headlong.ops import native, program
+from headlong.ops.delta_net.native import NativeDeltaNet
+from headlong.ops.gated_attention.native import NativeGatedAttention
+from headlong.ops.interfaces import DeltaNetMemory, KvPages
+from headlong.ops.linear.native import NativeLinear
+from headlong.ops.moe.native import NativeExperts
+from headlong.ops.native_step import NativeStep
+from headlong.ops.norm.native import NativeRmsNorm
+from headlong.ops.prepared import PreparedStep
+from headlong.ops.program import FIRST, RESULT, SECOND, Buffer, Instruction
+from headlong.ops.rope.reference import Angles
+
+NORM, MATMUL, SILU_MUL, DELTA_NET, ATTENTION, EXPERTS = range(6)
+"""In the order of csrc/program.c."""
+NOWHERE = -1
+
+
+class _Instruction(ctypes.Structure):
+    """Mirrors `Instruction` in csrc/program.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("kind", "source", "to", "beside")),
+        *((name, ctypes.c_int64) for name in ("size", "stride", "column", "add")),
+        ("what", ctypes.c_void_p),
+        ("eps", ctypes.c_double),
+    )
+
+
+States = Mapping[str, object]
+Bind = Callable[[States, Angles], ctypes.Structure]
+
+
+class NativeProgram:
+    """Compiled by `of`; run by calling it. Bound to the state it is first run with."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[_Instruction, Bind | None]] = []
+        self._widths = dict.fromkeys(Buffer, 0)
+        """Numbers of a line, of the buffers that are made here."""
+        self._kept: list[object] = []
+        """What instructions point at."""
+        self._structs: list[ctypes.Structure] = []
+        self._bound: tuple[States, ctypes.Array[_Instruction]] | None = None
+        self._kernel = native.kernel("headlong_run")
+
+    @classmethod
+    def of(cls, instructions: Iterable[Instruction]) -> "NativeProgram | str":
+        """Or the reason why these need to be run one by one."""
+        made = cls()
+        for instruction in instructions:
+            reason = made._take(instruction)
+            if reason is not None:
+                return reason
+        return made
+
+    def _take(self, instruction: Instruction) -> str | None:
+        """None if it could be taken, else the reason why not."""
+        match instruction:
+            case program.Norm(NativeRmsNorm() as norm):
+                self._norm(norm, instruction)
+            case program.Gemm(NativeLinear() as linear):
+                self._gemm(linear, instruction)
+            case program.SiluMul(source, to, size):
+                self._add(SILU_MUL, source, to, size, size)
+            case program.DeltaNet(NativeDeltaNet() as core, layer, source, to):
+                self._delta_net(core, layer, source, to)
+            case program.Attention(NativeGatedAttention() as core, layer, source, to):
+                self._attention(core, layer, source, to)
+            case program.Experts(NativeExperts() as experts, source, logits, to):
+                self._kept.append(experts)
+                size = experts.hidden_size
+                self._add(EXPERTS, source, to, size, size, beside=logits, what=experts.address)
+            case _:
+                return f"a {type(instruction).__name__} that is not native"
+        return None
+
+    def _norm(self, norm: NativeRmsNorm, how: program.Norm) -> None:
+        self._kept.append(norm)
+        size, weight = len(norm.weight), native.address(norm.weight)
+        stride = how.stride or size
+        self._add(NORM, how.source, how.to, size, stride, column=how.column, what=weight, eps=norm.eps)
+
+    def _gemm(self, linear: NativeLinear, how: program.Gemm) -> None:
+        self._kept.append(linear)
+        for panels in linear.panels:
+            for first, last in how.only or [(0, linear.out_features)]:
+                struct, column = panels.part(first, last)
+                if struct.outs:
+                    self._kept.append(struct)
+                    size, stride, what = struct.outs, linear.out_features, ctypes.addressof(struct)
+                    self._add(MATMUL, how.source, how.to, size, stride, column=column, add=how.add, what=what)
+
+    def _delta_net(self, core: NativeDeltaNet, layer: str, source: Buffer, to: Buffer) -> None:
+        def bind(states: States, angles: Angles) -> ctypes.Structure:  # noqa: ARG001
+            state = states[layer]
+            assert isinstance(state, DeltaNetMemory)
+            return core.bind(state.delta, state.windows)
+
+        self._add(DELTA_NET, source, to, core.out_features, core.out_features, bind=bind)
+
+    def _attention(self, core: NativeGatedAttention, layer: str, source: Buffer, to: Buffer | None) -> None:
+        def bind(states: States, angles: Angles) -> ctypes.Structure:
+            state = states[layer]
+            assert isinstance(state, KvPages)
+            return core.bind(state.keys, state.values, angles.rotary_dim)
+
+        self._add(ATTENTION, source, to, core.out_features, core.out_features, bind=bind)
+
+    def __call__(
+        self,
+        stream_ND: Tensor,
+        step: PreparedStep,
+        angles: Angles,
+        states: States,
+        given_ND: Tensor | None = None,
+    ) -> Tensor:
+        assert isinstance(step, NativeStep)
+        if self._bound is None or self._bound[0] is not states:
+            self._bound = (states, self._bind(states, angles))
+        instructions, num_tokens = self._bound[1], stream_ND.shape[0]
+        first, second = self._widths[FIRST], self._widths[SECOND]
+        scratch = stream_ND.new_empty(num_tokens * (first + second))
+        result = stream_ND.new_empty(num_tokens, self._widths[RESULT])
+        buffers = (ctypes.c_void_p * len(Buffer))(
+            native.address(stream_ND),
+            scratch.data_ptr(),
+            scratch.data_ptr() + num_tokens * first * scratch.element_size(),
+            result.data_ptr(),
+            None if given_ND is None else native.address(given_ND),
+        )
+        self._kernel(instructions, len(instructions), buffers, num_tokens, step.address(angles))
+        return result
+
+    def _add(
+        self,
+        kind: int,
+        source: Buffer,
+        to: Buffer | None,
+        size: int,
+        stride: int,
+        *,
+        beside: int = NOWHERE,
+        column: int = 0,
+        add: bool = False,
+        what: int | None = None,
+        eps: float = 0.0,
+        bind: Bind | None = None,
+    ) -> None:
+        place = NOWHERE if to is None else to
+        made = _Instruction(kind, source, place, beside, size, stride, column, add, what, eps)
+        self._made.append((made, bind))
+        if to is not None:
+            self._widths[to] = max(self._widths[to], stride)
+
+    def _bind(self, states: States, angles: Angles) -> "ctypes.Array[_Instruction]":
+        bound = (_Instruction * len(self._made))()
+        self._structs = []
+        for number, (instruction, bind) in enumerate(self._made):
+            bound[number] = instruction
+            if bind is not None:
+                struct = bind(states, angles)
+                self._structs.append(struct)
+                bound[number].what = ctypes.addressof(struct)
+        return bound

@@ -1,0 +1,217 @@
+"""The reference ops of an engine: plain torch on any device. Other backends leave to it what they cannot serve."""
+
+import logging
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from headlong.ops.argmax import reference as argmax
+from headlong.ops.backend import Backend, Draw, Penalise, Sample
+from headlong.ops.delta_net.reference import DeltaNetWeights, ReferenceDeltaNet
+from headlong.ops.embedding.reference import ReferenceEmbedding
+from headlong.ops.gated_attention.reference import GatedAttentionWeights, ReferenceGatedAttention
+from headlong.ops.interfaces import DeltaNet, Embedding, Experts, GatedAttention
+from headlong.ops.linear.biased import BiasedLinear
+from headlong.ops.linear.invariance import RowLinear, find_tile
+from headlong.ops.linear.linear import Argmax, Linear, Projection, Shard, SiluMul
+from headlong.ops.linear.onednn import OneDnnLinear
+from headlong.ops.linear.reference import ReferenceLinear
+from headlong.ops.linear.stacked import StackedLinear
+from headlong.ops.linear.unpacking import UnpackingLinear
+from headlong.ops.moe.reference import ReferenceExperts
+from headlong.ops.moe.weights import ExpertWeights, MoeWeights
+from headlong.ops.norm.normed import Norm
+from headlong.ops.norm.reference import RmsNorm
+from headlong.ops.prepared import PreparedStep
+from headlong.ops.program import CompiledProgram, Instruction
+from headlong.ops.silu_mul import reference as silu_mul
+from headlong.ops.silu_mul.swiglu import SwiGlu
+from headlong.quant.format import Format, PackedWeight, Weight
+from headlong.types import Rows
+
+log = logging.getLogger(__name__)
+LINEARS = (OneDnnLinear, ReferenceLinear)
+
+
+class ReferenceBackend(Backend):
+    """Serves every dtype, device and weight."""
+
+    name = "reference"
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype = dtype
+        self.device = device
+        self._said: set[str] = set()
+
+    @property
+    def activation_dtype(self) -> torch.dtype:
+        return torch.promote_types(self.dtype, torch.float32)
+
+    @property
+    def lays_out_weights(self) -> bool:
+        return False
+
+    @property
+    def asks_host(self) -> bool:
+        return True
+
+    @property
+    def can_capture(self) -> bool:
+        return self.device.type == "cuda" and not self.asks_host
+
+    def threads(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def linear(self, weight: Weight, bias: Tensor | None = None, *, shard: Shard = Shard.NONE) -> Linear:
+        return self.stacked([weight], None, bias, shard=shard)
+
+    def stacked(
+        self,
+        weights: Sequence[Weight],
+        order: Tensor | None,
+        bias: Tensor | None = None,
+        *,
+        shard: Shard = Shard.NONE,
+    ) -> Linear:
+        linear = self._stacked(weights, order, bias)
+        linear.shard = shard
+        return linear
+
+    def projection(
+        self,
+        weights: Sequence[Weight],
+        order: Tensor | None,
+        bias: Tensor | None,
+        gates: slice,
+        *,
+        shard: Shard = Shard.NONE,
+    ) -> Projection:
+        projection = self._projection(weights, order, bias, gates)
+        projection.shard = shard
+        return projection
+
+    def _stacked(self, weights: Sequence[Weight], order: Tensor | None, bias: Tensor | None) -> Linear:
+        """What other backends do in their own way, where they can."""
+        linear = self._multiplied(weights[0]) if len(weights) == 1 else None
+        if linear is None or order is not None:
+            linear = StackedLinear([self._multiplied(weight) for weight in weights], order)
+        return linear if bias is None else BiasedLinear(linear, bias)
+
+    def _projection(
+        self, weights: Sequence[Weight], order: Tensor | None, bias: Tensor | None, gates: slice  # noqa: ARG002
+    ) -> Projection:  # fmt: skip
+        """All outputs at once."""
+        return self._stacked(weights, order, bias)
+
+    def _multiplied(self, weight: Weight) -> Linear:
+        """By the first GEMM that is batch-invariant at its shape, padded if it has to be."""
+        if isinstance(weight, PackedWeight):
+            return UnpackingLinear(weight, self._unpacked_dtype)
+        if weight.is_meta:
+            return ReferenceLinear(weight)
+        for candidate in LINEARS:
+            reason = candidate.supports(weight.dtype, weight.device)
+            if reason is None and weight.device.type == "cpu":
+                tile = find_tile(candidate, *weight.shape, weight.dtype)
+                if tile is not None:
+                    return candidate(weight, tile)
+                reason = f"a row's bits depend on its neighbours at shape {tuple(weight.shape)}"
+            elif reason is None:
+                return candidate(weight)
+            self._say(f"linear: not {candidate.name}: {reason}")
+        return RowLinear(weight)
+
+    @property
+    def _unpacked_dtype(self) -> torch.dtype:
+        """What packed weights are multiplied in: a CPU has nothing to gain from less than float32."""
+        return self.dtype if self.device.type == "cuda" else self.activation_dtype
+
+    def pick(self, linear: Linear, outs_T: Tensor) -> Linear:
+        found = linear.picked(outs_T)
+        if found is None and (rows := linear.rows(outs_T)) is not None:
+            found = self.linear(rows)
+        if found is None:
+            found = StackedLinear([linear], outs_T)
+        found.shard = linear.shard
+        return found
+
+    def swiglu(self, gate_up: Linear, down: Linear) -> SwiGlu:
+        return SwiGlu(gate_up, down, self._silu_mul, self.dtype)
+
+    @property
+    def _silu_mul(self) -> SiluMul:
+        return silu_mul.silu_mul
+
+    def experts(self, weights: MoeWeights) -> Experts:
+        experts = [self.expert(weights.load(i), weights.shards) for i in range(weights.num_experts)]
+        return ReferenceExperts(experts, weights.num_active, normalise=weights.normalise)
+
+    def expert(self, weights: ExpertWeights, shards: tuple[Shard, Shard]) -> SwiGlu:
+        gate_up, down = shards
+        return self.swiglu(
+            self.stacked(weights.gate_up, None, shard=gate_up), self.linear(weights.down, shard=down)
+        )
+
+    def norm(self, weight: Tensor, eps: float, *, inside: bool = False) -> Norm:  # noqa: ARG002 - never in part
+        return RmsNorm(weight, eps)
+
+    def gated_attention(self, weights: GatedAttentionWeights) -> GatedAttention:
+        return ReferenceGatedAttention(weights)
+
+    def delta_net(self, weights: DeltaNetWeights) -> DeltaNet:
+        return ReferenceDeltaNet(weights)
+
+    def embedding(self, weight: Weight, *, shard: Shard = Shard.NONE) -> Embedding:
+        embedding = ReferenceEmbedding(weight, self.activation_dtype)
+        embedding.shard = shard
+        return embedding
+
+    @property
+    def argmax(self) -> Argmax:
+        return argmax.argmax
+
+    @property
+    def draw(self) -> Draw | None:
+        return None
+
+    @property
+    def sample(self) -> Sample | None:
+        return None
+
+    @property
+    def penalise(self) -> Penalise | None:
+        return None
+
+    def prepare_attention(self, rows: Rows, pages_RP: Tensor, page_size: int) -> PreparedStep:
+        return ReferenceGatedAttention.prepare(rows, pages_RP, page_size)
+
+    def prepare_delta_net(
+        self, rows: Rows, kernel: int, window: int, attention: PreparedStep  # noqa: ARG002 - nothing is shared
+    ) -> PreparedStep:  # fmt: skip
+        return ReferenceDeltaNet.prepare(rows, kernel, window, self.device)
+
+    def compile(self, instructions: Sequence[Instruction]) -> CompiledProgram | None:  # noqa: ARG002
+        return None
+
+    def explain_linear(self, dtype: torch.dtype, packed: Format | None) -> tuple[str, str]:
+        if packed is not None:
+            return UnpackingLinear.name, f"multiplied in {_short(self._unpacked_dtype)}, a tile at a time"
+        refusals: list[str] = []
+        for candidate in LINEARS:
+            reason = candidate.supports(dtype, self.device)
+            if reason is None:
+                return candidate.name, "; ".join(refusals)
+            refusals.append(f"not {candidate.name}: {reason}")
+        return RowLinear.name, "nothing faster serves"
+
+    def _say(self, reason: str) -> None:
+        """Once."""
+        if reason not in self._said:
+            self._said.add(reason)
+            log.info(reason)
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

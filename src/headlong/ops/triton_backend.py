@@ -1,0 +1,147 @@
+"""Triton's ops of an engine. Imported only where they are to serve: Triton may be missing.
+
+Weights that Triton's GEMMs cannot take are the reference's, which asks the host; each is logged with the reason.
+"""
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from headlong.ops.argmax.triton import argmax
+from headlong.ops.backend import NEAR_TIES, Draw, Penalise, Sample
+from headlong.ops.delta_net.reference import DeltaNetWeights
+from headlong.ops.delta_net.triton import TritonDeltaNet
+from headlong.ops.draw.triton import draw
+from headlong.ops.draw.triton_sample import sample
+from headlong.ops.gated_attention.reference import GatedAttentionWeights
+from headlong.ops.gated_attention.triton import TritonGatedAttention
+from headlong.ops.interfaces import DeltaNet, Experts, GatedAttention
+from headlong.ops.linear.linear import Argmax, Linear, Projection, SiluMul
+from headlong.ops.linear.triton import TritonLinear
+from headlong.ops.linear.triton_projection import TritonProjection
+from headlong.ops.moe.triton import TritonExperts
+from headlong.ops.moe.weights import MoeWeights
+from headlong.ops.norm.normed import Norm
+from headlong.ops.norm.reference import RmsNorm
+from headlong.ops.norm.triton import TritonRmsNorm
+from headlong.ops.penalise.triton import penalise
+from headlong.ops.prepared import PreparedStep
+from headlong.ops.reference_backend import ReferenceBackend
+from headlong.ops.silu_mul.triton import silu_mul
+from headlong.quant.format import Format, Weight
+from headlong.types import Rows
+
+log = logging.getLogger(__name__)
+FORMATS = ("fp8", "nvfp4")
+"""Packed formats that are not whole numbers by group, all of which it takes too."""
+
+
+class TritonBackend(ReferenceBackend):
+    """Serves bfloat16, float16 and float32."""
+
+    name = "triton"
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(dtype, device)
+        self.foreign: list[str] = []
+        """Why each of the weights that Triton could not take was left to the reference."""
+        self._multiplied_in: set[torch.dtype] = set()
+        """The dtypes of Triton's GEMMs."""
+
+    @property
+    def asks_host(self) -> bool:
+        return bool(self.foreign)
+
+    @property
+    def may_halve_norms(self) -> bool:
+        """Whether GEMMs may be given what is not yet divided by its length: all of them must know of it, and it may be
+        too large for float16."""
+        return not self.foreign and torch.float16 not in self._multiplied_in
+
+    def _stacked(self, weights: Sequence[Weight], order: Tensor | None, bias: Tensor | None) -> Linear:
+        reason = _refusal(weights)
+        if reason is not None:
+            self._leave("linear", reason)
+            return super()._stacked(weights, order, bias)
+        linear = TritonLinear(weights, order, bias, dtype=self.dtype)
+        self._multiplied_in.add(linear.dtype)
+        return linear
+
+    def _projection(
+        self, weights: Sequence[Weight], order: Tensor | None, bias: Tensor | None, gates: slice
+    ) -> Projection:
+        reason = _refusal(weights)
+        if reason is not None:
+            self._leave("linear", reason)
+            return super()._stacked(weights, order, bias)
+        projection = TritonProjection(weights, order, bias, gates, self.dtype)
+        self._multiplied_in.add(projection.dtype)
+        return projection
+
+    def experts(self, weights: MoeWeights) -> Experts:
+        made = TritonExperts.load(weights, self.dtype)
+        if isinstance(made, str):
+            self._leave("experts", made)
+            return super().experts(weights)
+        self._multiplied_in.add(made.dtype)
+        return made
+
+    def _leave(self, what: str, reason: str) -> None:
+        """To the reference, which is said once."""
+        self.foreign.append(reason)
+        if reason not in self._said:
+            self._said.add(reason)
+            log.warning("%s: not triton: %s; %s", what, reason, NEAR_TIES)
+
+    @property
+    def _silu_mul(self) -> SiluMul:
+        return partial(silu_mul, dtype=self.dtype)
+
+    def norm(self, weight: Tensor, eps: float, *, inside: bool = False) -> Norm:
+        norm = RmsNorm(weight, eps)
+        if not inside:
+            return TritonRmsNorm(norm)
+        return TritonRmsNorm(norm, self.dtype, lambda: self.may_halve_norms)
+
+    def gated_attention(self, weights: GatedAttentionWeights) -> GatedAttention:
+        return TritonGatedAttention(weights, self.dtype)
+
+    def delta_net(self, weights: DeltaNetWeights) -> DeltaNet:
+        return TritonDeltaNet(weights, self.dtype)
+
+    @property
+    def argmax(self) -> Argmax:
+        return argmax
+
+    @property
+    def draw(self) -> Draw | None:
+        return draw
+
+    @property
+    def sample(self) -> Sample | None:
+        return sample
+
+    @property
+    def penalise(self) -> Penalise | None:
+        return penalise
+
+    def prepare_attention(self, rows: Rows, pages_RP: Tensor, page_size: int) -> PreparedStep:
+        return TritonGatedAttention.prepare(rows, pages_RP, page_size)
+
+    def prepare_delta_net(
+        self, rows: Rows, kernel: int, window: int, attention: PreparedStep  # noqa: ARG002 - all is shared
+    ) -> PreparedStep:  # fmt: skip
+        return attention
+
+    def explain_linear(self, dtype: torch.dtype, packed: Format | None) -> tuple[str, str]:
+        if packed is None or packed.whole_numbers or packed.name in FORMATS:
+            return TritonLinear.name, "as narrow as it is stored" if packed is not None else ""
+        return super().explain_linear(dtype, packed)
+
+
+def _refusal(weights: Sequence[Weight]) -> str | None:
+    """Why these weights need another GEMM; None if Triton's takes them."""
+    return next((reason for weight in weights if (reason := TritonLinear.supports(weight)) is not None), None)
