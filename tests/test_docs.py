@@ -1,17 +1,24 @@
-"""What the documents name exists: paths, linked files, `make` targets, scripts and their flags."""
+"""What documents name exists: paths, linked files, `make` targets, scripts and flags. The picture is current."""
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import architecture
+from test_import_law import ORDER
+
 ROOT = Path(__file__).parents[1]
+
 PACKAGE = ROOT / "src" / "headlong"
 DOCUMENTS = [
     path for name in ("*.md", "docs/**/*.md", "src/headlong/**/*.md") for path in sorted(ROOT.glob(name))
 ]
-HISTORY = {"CHANGELOG.md"}
+HISTORY = {"CHANGELOG.md", "architecture.md"}
 """These may name what is gone."""
 
 NOT_PATHS = {"text/plain", "text/event-stream", "text/html"}
@@ -88,3 +95,14 @@ def test_commands_exist(document: Path):
 def test_a_wrong_path_is_seen():
     text = "`engine/nowhere.py`, `tests/ops` and [this](docs/x.md)\n```\nengine/scheduler  -> Plan\n```\n"
     assert {path for path in paths_in(text) if not exists(path)} == {"engine/nowhere.py"}
+
+
+def test_the_picture_is_current():
+    told = (ROOT / "docs" / "architecture.svg").read_text()
+    assert told == architecture.draw(), "run `python benchmarks/architecture.py`"
+
+
+def test_the_picture_has_every_package_in_order():
+    packages = [name for name in ORDER if (PACKAGE / name).is_dir()]
+    drawn = [name for name, _ in reversed(architecture.PACKAGES)]
+    assert [name for name in drawn if name in packages] == packages
