@@ -50,6 +50,9 @@ class Request:
     """Whether the engine may choose fewer, step by step; else every step drafts as many as it can."""
     stop_ids: frozenset[int] = frozenset()
     """Tokens that end the sequence: end-of-sequence ids (unless ignored) and `stop_token_ids`."""
+    prefix_extras: tuple[tuple[int, bytes], ...] = ()
+    """(position, bytes), by position: what the sequence's state depends on from there on besides its tokens, such as an
+    adapter or an image. Only sequences with equal extras share what is kept of a prefix."""
     constraint: Callable[[], Constraint] | None = field(default=None, compare=False, repr=False)
     """Starts the output's constraint afresh, each time the row is admitted."""
 

@@ -384,3 +384,19 @@ def test_the_second_turn_over_a_long_prefix_begins_at_once(long_llm, depth):
     assert first > 5 * second
     llm.engine.state.drop_cache()
     assert timed(llm, "afresh", prompt, depth)[1:] == (0, tokens)
+
+
+def test_requests_share_a_prefix_only_where_their_extras_are_equal(family):
+    """Nothing kept under other extras is taken; the tokens are the same all the same, since no model reads extras."""
+    _, built = family
+    served, prompt = Served.of(built), tokens_of(7, 50)
+    mine, other = ((0, b"mine"),), ((0, b"other"),)
+    requests = [
+        replace(ask(str(n), prompt, drafts=3), prefix_extras=extras)
+        for n, extras in enumerate((mine, mine, other, (), other))
+    ]
+    found = [served.run(request) for request in requests]
+    cached = [cached_of(trace)[request.id] for trace, request in zip(found, requests, strict=True)]
+    assert cached[0] == cached[2] == cached[3] == 0 < cached[1] == cached[4]
+    texts = {trace.results[request.id].token_ids for trace, request in zip(found, requests, strict=True)}
+    assert len(texts) == 1

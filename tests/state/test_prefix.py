@@ -442,3 +442,49 @@ def test_random_rows(specs, seed):
         for other, tokens in rows.items():
             assert_holds(state, other, tokens)
     assert hits
+
+
+@pytest.mark.parametrize("specs", [KV, HYBRID], ids=["attention", "hybrid"])
+@pytest.mark.parametrize("length", [32, 40], ids=["full pages", "a tail"])
+@pytest.mark.parametrize("position", [0, 16, 20, 39])
+def test_equal_tokens_share_what_is_before_their_first_different_extra(specs, length, position):
+    """Extras that lie past what was kept are nobody's business; equal ones share as if there were none."""
+    tokens = tokens_of(3, 60)
+    mine, other = ((position, b"mine"),), ((position, b"other"),)
+    state = make_state(specs)
+
+    def cached(row_id: str, extras) -> int:
+        held = state.admit(row_id, tokens, extras=extras)
+        state.check_integrity()
+        state.release(row_id)
+        return held.num_cached
+
+    assert state.admit("first", tokens[:length], extras=mine).num_cached == 0
+    while state.rows["first"].length < length:
+        held = state.rows["first"]
+        feed(state, "first", tokens, state.chunk_end("first", min(length, held.length + PAGE), length))
+        if state.at_checkpoint("first"):
+            state.publish("first", tokens[:length])
+    state.release("first", tokens[:length])
+    whole = length if specs is HYBRID else length - 1
+    assert cached("equal", mine) == whole
+    assert cached("equal and more", (*mine, (50, b"later"))) == whole
+    if position >= length:
+        assert cached("different", other) == cached("none", ()) == whole
+    else:
+        before = position // PAGE * PAGE
+        assert (
+            cached("different", other)
+            == cached("none", ())
+            == (before if specs is HYBRID else max(0, before - 1))
+        )
+
+
+def test_keys_without_extras_are_those_of_the_tokens_alone():
+    tokens = tokens_of(5, PAGE)
+    assert key_of(b"", tokens) == key_of(b"", tokens, ())
+    keys = {
+        key_of(b"", tokens, extras)
+        for extras in ((), ((0, b""),), ((0, b"a"),), ((1, b"a"),), ((0, b"a"), (1, b"")), ((0, b"ab"),))
+    }
+    assert len(keys) == 6

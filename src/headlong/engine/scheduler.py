@@ -182,7 +182,8 @@ class Scheduler:
 
     def _admit(self, row: Row) -> bool:
         """A slot, and pages for all the row has to read and one token more; or nothing."""
-        held = self.state.admit(row.id, row.tokens(0, row.num_tokens), **self._wants(row))
+        tokens, extras = row.tokens(0, row.num_tokens), row.request.prefix_extras
+        held = self.state.admit(row.id, tokens, extras=extras, **self._wants(row))
         if held is None:
             return False
         self.table.set(held.slot, row.request, row.output)
@@ -214,10 +215,10 @@ class Scheduler:
 
     def _enough(self, row: Row, candidates: list[Row]) -> list[Row]:
         """Of these, the fewest from the first on that let the row in by leaving; none if not even all do."""
-        tokens, wants = row.tokens(0, row.num_tokens), self._wants(row)
+        tokens, extras, wants = row.tokens(0, row.num_tokens), row.request.prefix_extras, self._wants(row)
 
         def fits(without: list[Row]) -> bool:
-            return self.state.fits(tokens, **wants, without=[other.id for other in without])
+            return self.state.fits(tokens, extras=extras, **wants, without=[other.id for other in without])
 
         count = next((n for n in range(1, len(candidates) + 1) if fits(candidates[:n])), 0)
         leaving = candidates[:count]

@@ -4,6 +4,10 @@ A full page is known by the hash of its own tokens and of the key before it, whi
 page where a row ended, a tail, is known likewise by the tokens it has. Recurrent models can go on only where there is
 a checkpoint; others wherever a page or a tail ends.
 
+What a sequence's state depends on besides its tokens is hashed with them: its extras, each of which counts from one
+position on. One at position 0 (an adapter, a tenant) keeps whole sequences apart; one further on (an image that stands
+for placeholder tokens) leaves what is before it to be shared. Equal tokens with different extras never share.
+
 Pages of rows that never draft lack the head's keys: they are not `primed`, and serve only rows that never draft
 either. The head's key at a page's last place also depends on the token after it; where two sequences part exactly
 there, the later one's drafts see the earlier one's. That concerns drafts alone. Knows no row and no layer.
@@ -23,8 +27,21 @@ ROOT = b""
 """The key before the first page."""
 
 
-def key_of(parent: bytes, tokens: Sequence[int]) -> bytes:
-    return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
+Extras = tuple[tuple[int, bytes], ...]
+"""(position from which it counts, what it is), by position."""
+
+
+def key_of(parent: bytes, tokens: Sequence[int], extras: Extras = ()) -> bytes:
+    """The key of a page or a tail with these tokens; its extras' positions count from its own first token."""
+    # The extras are the hash function's key, so that no bytes of theirs can pass for tokens.
+    parts = (position.to_bytes(8) + len(what).to_bytes(8) + what for position, what in extras)
+    salt = blake2b(b"".join(parts), digest_size=32).digest() if extras else b""
+    return blake2b(parent + array("q", tokens).tobytes(), digest_size=16, key=salt).digest()
+
+
+def extras_on(extras: Extras, first: int, end: int) -> Extras:
+    """Those of a sequence's extras that stand at positions `first` to `end`, counted from `first`."""
+    return tuple((position - first, what) for position, what in extras if first <= position < end)
 
 
 @dataclass(frozen=True)
@@ -36,6 +53,8 @@ class Entry:
     tokens: tuple[int, ...]
     page: int
     primed: bool
+    extras: Extras = ()
+    """Counted from its first token."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +78,7 @@ class Published:
     pages: Sequence[int]
     primed: bool
     keys: list[bytes] = field(default_factory=list)
+    extras: Extras = ()
 
 
 class PrefixCache:
@@ -81,7 +101,7 @@ class PrefixCache:
         """Pages that are known."""
         return len(self._entries)
 
-    def find(self, tokens: Sequence[int], primed: bool) -> Match:
+    def find(self, tokens: Sequence[int], primed: bool, extras: Extras = ()) -> Match:
         """The longest part that can be restored and leaves at least a token to read; counts as no use."""
         best: Entry | None = None
         end, pages, keys, parent = 0, [], [], ROOT
@@ -89,9 +109,14 @@ class PrefixCache:
             for tail in self._tails.get(parent, {}).values():
                 after = first + len(tail.tokens)
                 usable = after > end and self._usable(tail, primed, after, len(tokens))
-                if usable and tuple(tokens[first:after]) == tail.tokens:
+                if (
+                    usable
+                    and tuple(tokens[first:after]) == tail.tokens
+                    and extras_on(extras, first, after) == tail.extras
+                ):
                     best, end = tail, after
-            entry = self._entries.get(key_of(parent, tokens[first : first + self.page_size]))
+            after = first + self.page_size
+            entry = self._entries.get(key_of(parent, tokens[first:after], extras_on(extras, first, after)))
             if entry is None or len(entry.tokens) < self.page_size or (primed and not entry.primed):
                 break
             parent = entry.key
@@ -120,10 +145,11 @@ class PrefixCache:
         self._hash_pages(row, num_full)
         parent = row.keys[num_full - 1] if num_full else ROOT
         rest = row.tokens[num_full * self.page_size : length]
-        key = key_of(parent, rest) if rest else parent
+        on_rest = extras_on(row.extras, num_full * self.page_size, length)
+        key = key_of(parent, rest, on_rest) if rest else parent
         # The last first: where they are known already, that is the order in which they go.
         if rest and tail and self._has_checkpoint(key, save):
-            self._add(Entry(key, parent, rest, row.pages[num_full], row.primed))
+            self._add(Entry(key, parent, rest, row.pages[num_full], row.primed, on_rest))
         for number in reversed(range(num_full)):
             self._add(self._full_page(row, number))
         if not rest:
@@ -145,7 +171,9 @@ class PrefixCache:
     def check(self, held: Sequence[int]) -> None:
         """`held` are the rows' pages, one entry for each holder."""
         for key, entry in self._entries.items():
-            assert key == entry.key == key_of(entry.parent, entry.tokens), "a page is known by the wrong hash"
+            assert key == entry.key == key_of(entry.parent, entry.tokens, entry.extras), (
+                "a page is known by the wrong hash"
+            )
             assert 0 < len(entry.tokens) <= self.page_size, "a page is known for more tokens than it holds"
             assert self._by_page[entry.page] is entry, "two entries for one page"
             assert (key in self._tails.get(entry.parent, {})) == (len(entry.tokens) < self.page_size)
@@ -167,14 +195,17 @@ class PrefixCache:
     def _hash_pages(self, row: Published, count: int) -> None:
         for number in range(len(row.keys), count):
             parent = row.keys[number - 1] if number else ROOT
-            row.keys.append(key_of(parent, self._page_tokens(row, number)))
+            row.keys.append(key_of(parent, *self._on_page(row, number)))
 
     def _full_page(self, row: Published, number: int) -> Entry:
         parent = row.keys[number - 1] if number else ROOT
-        return Entry(row.keys[number], parent, self._page_tokens(row, number), row.pages[number], row.primed)
+        tokens, extras = self._on_page(row, number)
+        return Entry(row.keys[number], parent, tokens, row.pages[number], row.primed, extras)
 
-    def _page_tokens(self, row: Published, number: int) -> tuple[int, ...]:
-        return row.tokens[number * self.page_size : (number + 1) * self.page_size]
+    def _on_page(self, row: Published, number: int) -> tuple[tuple[int, ...], Extras]:
+        """The tokens and the extras of one page of a row."""
+        first, end = number * self.page_size, (number + 1) * self.page_size
+        return row.tokens[first:end], extras_on(row.extras, first, end)
 
     def _add(self, entry: Entry) -> None:
         """Unless there is one that serves as well."""

@@ -20,7 +20,7 @@ from headlong.state.deferred_kv import ROOM, DeferredKv
 from headlong.state.layer_state import LayerState, Places
 from headlong.state.oom import refusing_oom_on
 from headlong.state.pages import Pages, Pool
-from headlong.state.prefix import Match, PrefixCache, Published
+from headlong.state.prefix import Extras, Match, PrefixCache, Published
 from headlong.state.specs import CHECKPOINTS_PER_SLOT, Capacity, LayerSpec, PrefixCapacity, bytes_per_slot
 from headlong.types import Plan, Verdict
 
@@ -45,6 +45,8 @@ class RowState:
     """Lengths at which a checkpoint is wanted, ascending."""
     keys: list[bytes] = field(default_factory=list)
     """Of its full pages, as far as they were hashed."""
+    extras: Extras = ()
+    """What its state depends on besides its tokens."""
     hidden_JD: Tensor | None = None
     """The target's hidden states of the last certain token and the accepted drafts: a view of the step's own."""
     ahead: bool = False
@@ -90,21 +92,28 @@ class State:
         return self.prefix.pages
 
     def admit(
-        self, row_id: str, tokens: Sequence[int] = (), *, drafts: bool = True, reuse: bool = True
+        self,
+        row_id: str,
+        tokens: Sequence[int] = (),
+        *,
+        drafts: bool = True,
+        reuse: bool = True,
+        extras: Extras = (),
     ) -> RowState | None:
         """A slot for a row that has `tokens` to read, with pages for them and one more, and with as much of it settled
         as is there already; or None, and no change, while slots or pages are short. `drafts`: whether it ever will;
-        `reuse`: whether it takes what is kept of others."""
+        `reuse`: whether it takes what is kept of others; `extras`: what its state depends on besides its tokens."""
         if not self.slots.num_free:
             return None
         primed = drafts or not self.head
-        found = self._find(tokens, primed, reuse)
+        found = self._find(tokens, primed, reuse, extras)
         checkpoint = None if found.checkpoint is None else self.prefix.use(found.checkpoint)
         pages = self._take(found.pages, self.pages_for(len(tokens) + 1) if tokens else 0)
         if pages is None:
             return None
         slot = self.slots.take_one()
         row = RowState(slot, found.length, 0, pages, found.length, primed=primed, keys=list(found.keys))
+        row.extras = extras
         row.cuts = self._cuts(found, len(tokens))
         self.rows[row_id] = row
         # From here on a fault finds the row with all it holds.
@@ -121,6 +130,7 @@ class State:
         *,
         drafts: bool = True,
         reuse: bool = True,
+        extras: Extras = (),
         without: Collection[str] = (),
     ) -> bool:
         """Whether a row would be admitted if the rows `without` had left."""
@@ -128,7 +138,7 @@ class State:
             return False
         leaving = Counter(page for row_id in without for page in self.rows[row_id].pages)
         freed = sum(self.pages.holders(page) == count for page, count in leaving.items())
-        found = self._find(tokens, drafts or not self.head, reuse)
+        found = self._find(tokens, drafts or not self.head, reuse, extras)
         held = sum(self.pages.holders(page) > leaving[page] for page in found.pages[:-1])
         return self.pages_for(len(tokens) + 1) - held <= self.pages.num_free + freed
 
@@ -223,8 +233,8 @@ class State:
             for page in row.pages[row.length // self.page_size :]:
                 assert self.pages.holders(page) == 1, f"{row_id}: others hold a page it writes to"
 
-    def _find(self, tokens: Sequence[int], primed: bool, reuse: bool) -> Match:
-        return self.prefix.find(tokens, primed) if self.caching and reuse and tokens else Match()
+    def _find(self, tokens: Sequence[int], primed: bool, reuse: bool, extras: Extras) -> Match:
+        return self.prefix.find(tokens, primed, extras) if self.caching and reuse and tokens else Match()
 
     def _take(self, found: Sequence[int], count: int) -> list[int] | None:
         """`count` pages: those found, with a fresh one in place of the last since the row will write to it, and more
@@ -294,7 +304,8 @@ class State:
             hidden = None if row.hidden_JD is None else row.hidden_JD[num_replay].clone()
             return Checkpoint(layers, num_replay, hidden)
 
-        self.prefix.offer(Published(tokens, row.pages, row.primed, row.keys), length, save, tail=tail)
+        published = Published(tokens, row.pages, row.primed, row.keys, row.extras)
+        self.prefix.offer(published, length, save, tail=tail)
 
 
 def _allocate(name: str, spec: LayerSpec, capacity: Capacity) -> LayerState:
