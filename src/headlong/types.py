@@ -174,6 +174,8 @@ class Batch:
     next_tokens_N: Tensor
     """The token after each one, where it is known before sampling; the head pairs hidden states with it."""
     positions_N: Tensor
+    """Where each token stands in its row. Text is rotated by this alone; `ops.rope` takes [A, N] where a token stands
+    at several positions at once."""
     pages_RP: Tensor
     logits_index_L: Tensor
     rows: Rows

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
 
 from headlong.ops.norm.reference import RmsNorm, l2_norm
-from headlong.ops.rope.reference import Rotary, angles, rotate
+from headlong.ops.rope.reference import LARGEST_TABLE, Rotary, angles, rotate
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.float64)
@@ -113,3 +115,33 @@ def test_rotation_bits_do_not_depend_on_the_other_rows(heads, head_dim, rotary_d
     for count in COUNTS:
         assert torch.equal(turned(slice(count)), alone[:count])
         assert torch.equal(turned(slice(70 - count, 70)), alone[70 - count :])
+
+
+@pytest.mark.parametrize("first", [0, LARGEST_TABLE])
+@pytest.mark.parametrize("sections", [(4, 2, 2), (3, 3, 2)], ids=str)
+def test_several_positions_turn_a_token_as_the_reference_model_has_it(sections, first):
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    config = Qwen3_5TextConfig(
+        head_dim=32, rope_parameters={**rope, "mrope_section": list(sections), "mrope_interleaved": True}
+    )
+    generator = torch.Generator().manual_seed(0)
+    positions = first + torch.randint(900, (3, 40), generator=generator)
+    cos, sin = Qwen3_5TextRotaryEmbedding(config)(torch.zeros(1), positions[:, None])
+    rotary = Rotary.of(10000.0, 16, 32, CPU, sections=sections)
+    found = angles(positions, rotary, torch.float32)
+    assert found.cos.shape == found.sin.shape == (40, 1, 32)
+    torch.testing.assert_close(found.cos[:, 0, :16], cos[0], atol=0.0, rtol=0.0)
+    torch.testing.assert_close(found.sin[:, 0, 8:16], sin[0, :, 8:], atol=0.0, rtol=0.0)
+    torch.testing.assert_close(-found.sin[:, 0, :8], sin[0, :, :8], atol=0.0, rtol=0.0)
+    assert (found.cos[..., 16:] == 1.0).all() and (found.sin[..., 16:] == 0.0).all()
+
+
+@pytest.mark.parametrize("first", [0, LARGEST_TABLE])
+def test_equal_positions_are_one(first):
+    """Bit for bit, whether the heads know of several positions or not."""
+    positions = first + torch.tensor([0, 3, 1, 999])
+    wanted = angles(positions, Rotary.of(10000.0, 16, 32, CPU), torch.float32)
+    rotary = Rotary.of(10000.0, 16, 32, CPU, sections=(4, 2, 2))
+    for given in (positions, positions.expand(3, -1)):
+        found = angles(given, rotary, torch.float32)
+        assert torch.equal(found.cos, wanted.cos) and torch.equal(found.sin, wanted.sin)

@@ -1,6 +1,7 @@
 """Full attention over pages: query and key norms and an output gate where a family has them."""
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from headlong.ops.linear.linear import Shard
 from headlong.ops.norm.normed import Norm, Normed
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.program import FIRST, SECOND, STREAM, Instruction
+from headlong.state.layer_state import LayerState
 from headlong.state.paged_kv import PagedKv, PagedKvSpec
 
 
@@ -75,16 +77,17 @@ class Attention:
         return PagedKvSpec(self.config.num_kv_heads, self.config.head_dim)
 
     def __call__(
-        self, normed: Normed, context: Context, state: PagedKv, to_ND: Tensor, then: Norm
+        self, normed: Normed, context: Context, state: LayerState, to_ND: Tensor, then: Norm
     ) -> tuple[Tensor, Normed]:
-        """Added to `to_ND`, and what `then` makes of that."""
-        projected = self.project(normed)
-        attended = self.attend(projected, state.keys, state.values, context.angles, context.attention)
+        """Added to `to_ND`, and what `then` makes of that. The state is what `state_spec` allocates."""
+        projected, kv = self.project(normed), cast(PagedKv, state)
+        attended = self.attend(projected, kv.keys, kv.values, context.angles, context.attention)
         return self.out.add_to(attended, to_ND, then)
 
-    def remember(self, normed: Normed, context: Context, state: PagedKv) -> None:
+    def remember(self, normed: Normed, context: Context, state: LayerState) -> None:
         """Leaves the tokens' keys and values behind, and says nothing of them."""
-        self.attend.write(self.project(normed), state.keys, state.values, context.angles, context.attention)
+        projected, kv = self.project(normed), cast(PagedKv, state)
+        self.attend.write(projected, kv.keys, kv.values, context.angles, context.attention)
 
     def instructions(self, name: str) -> list[Instruction]:
         """From FIRST, added to the stream; `name` finds the state."""

@@ -43,7 +43,7 @@ class DecoderLayer:
         self, x_ND: Tensor, normed: Normed, context: Context, state: LayerState, then: Norm
     ) -> tuple[Tensor, Normed]:
         """`normed` is what its first norm made of `x_ND`, and `then` the norm that comes next."""
-        x_ND, normed = self.mixer(normed, context, state, x_ND, self.mlp_norm)  # type: ignore[arg-type]
+        x_ND, normed = self.mixer(normed, context, state, x_ND, self.mlp_norm)
         return self.mlp.add_to(normed, x_ND, then)
 
     def instructions(self) -> list[Instruction]:
@@ -55,7 +55,15 @@ class DecoderLayer:
             *self.mlp.instructions(),
         ]
 
+    def remember(self, normed: Normed, context: Context, state: LayerState) -> None:
+        """Leaves behind what later tokens see of these, and computes nothing else."""
+        self._attention.remember(normed, context, state)
+
     def remembering(self) -> list[Instruction]:
-        """From the stream, what an attention layer leaves behind, and nothing else."""
-        assert isinstance(self.mixer, Attention), "other mixers have no shorter way"
-        return [program.Norm(self.mixer_norm, STREAM, FIRST), *self.mixer.remembering(self.name)]
+        """`remember`, from the stream."""
+        return [program.Norm(self.mixer_norm, STREAM, FIRST), *self._attention.remembering(self.name)]
+
+    @property
+    def _attention(self) -> Attention:
+        assert isinstance(self.mixer, Attention), "nothing can be left out of a recurrence"
+        return self.mixer

@@ -1,6 +1,7 @@
 """Gated DeltaNet: projection, causal convolution, gated delta rule, gated norm."""
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from headlong.ops.norm.normed import Norm, Normed
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.program import FIRST, SECOND, STREAM, Instruction
 from headlong.state.delta_net import DeltaNetSpec, DeltaNetState
+from headlong.state.layer_state import LayerState
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,12 @@ class GatedDeltaNet:
         return DeltaNetSpec(c.num_value_heads, c.key_dim, c.value_dim, c.conv_channels, c.conv_kernel)
 
     def __call__(
-        self, normed: Normed, context: Context, state: DeltaNetState, to_ND: Tensor, then: Norm
+        self, normed: Normed, context: Context, state: LayerState, to_ND: Tensor, then: Norm
     ) -> tuple[Tensor, Normed]:
-        """Added to `to_ND`, and what `then` makes of that."""
+        """Added to `to_ND`, and what `then` makes of that. The state is what `state_spec` allocates."""
         assert context.delta_net is not None
-        mixed = self.mix(self.project(normed), state.delta, state.windows, context.delta_net)
+        projected, own = self.project(normed), cast(DeltaNetState, state)
+        mixed = self.mix(projected, own.delta, own.windows, context.delta_net)
         return self.out.add_to(mixed, to_ND, then)
 
     def instructions(self, name: str) -> list[Instruction]:

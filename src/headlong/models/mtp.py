@@ -12,7 +12,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from headlong.layers.attention import Attention
 from headlong.layers.context import Context
 from headlong.layers.weights import Scope
 from headlong.models.config import ModelConfig
@@ -22,7 +21,6 @@ from headlong.ops.linear.linear import Shard
 from headlong.ops.norm.normed import Normed, whole
 from headlong.ops.program import FIRST, GIVEN, RESULT, STREAM, Instruction
 from headlong.state.layer_state import LayerState
-from headlong.state.paged_kv import PagedKv
 from headlong.state.specs import LayerSpec
 
 
@@ -61,9 +59,8 @@ class MtpHead:
         if self.remember_program is not None:
             self.remember_program(embedding_ND, context.attention, context.angles, states, hidden_ND)
             return
-        mixer, state = self.layer.mixer, states[self.layer.name]
-        assert isinstance(mixer, Attention) and isinstance(state, PagedKv)
-        mixer.remember(self._joined(embedding_ND, hidden_ND)[1], context, state)
+        normed = self._joined(embedding_ND, hidden_ND)[1]
+        self.layer.remember(normed, context, states[self.layer.name])
 
     def _joined(self, embedding_ND: Tensor, hidden_ND: Tensor) -> tuple[Tensor, Normed]:
         """What the layer is given, and what its first norm makes of that."""

@@ -63,6 +63,8 @@ class NativeExperts:
             made = _linears(weights.shared if shared else weights.load(expert), source)
             if made is None:
                 return None
+            for linear, shard in zip(made, weights.shards, strict=True):
+                linear.shard = shard
             linears.append(made)
         return cls(weights, linears)
 

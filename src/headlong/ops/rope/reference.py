@@ -2,10 +2,12 @@
 
 out = x · cos + swap(x) · sin      with sin negative on the first half, and (1, 0) past the rotary part
 
-A family may stretch its wavelengths: each frequency is divided by a factor of its own.
+A family may stretch its wavelengths: each frequency is divided by a factor of its own. A token may stand at several
+positions at once, such as time, height and width of a piece of an image: each frequency is then turned by one of them.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -41,6 +43,8 @@ class Rotary:
     inv_freq: Tensor
     swap_D: Tensor
     """Which element of the head each one is mixed with."""
+    axis_D: Tensor | None = None
+    """Which of a token's positions turns each element of the head; None where tokens have one position alone."""
     tables: dict[torch.dtype, "Angles"] = field(default_factory=dict, compare=False, repr=False)
     """Of the first positions, by dtype."""
 
@@ -52,15 +56,26 @@ class Rotary:
         head_dim: int,
         device: torch.device,
         factors: Tensor | None = None,
+        sections: Sequence[int] = (),
     ) -> "Rotary":
-        """`factors` are one divisor for each frequency."""
+        """`factors` are one divisor for each frequency. `sections` say how many frequencies each of a token's
+        positions turns: they take turns, and the first position turns all that the others leave."""
         exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
         half = rotary_dim // 2
         swap = [*range(half, rotary_dim), *range(half), *range(rotary_dim, head_dim)]
         inv_freq = (1.0 / theta**exponents).to(device)
         if factors is not None:
             inv_freq = inv_freq / factors.to(device, torch.float32)
-        return cls(inv_freq, torch.tensor(swap, device=device))
+        axis_D = _axes(sections, half, head_dim).to(device) if sections else None
+        return cls(inv_freq, torch.tensor(swap, device=device), axis_D)
+
+
+def _axes(sections: Sequence[int], half: int, head_dim: int) -> Tensor:
+    """Of each element of a head, whose rotary part are two halves of the same frequencies."""
+    axis_F = torch.zeros(half, dtype=torch.long)
+    for axis, count in enumerate(sections[1:], start=1):
+        axis_F[axis : count * len(sections) : len(sections)] = axis
+    return torch.cat((axis_F, axis_F, axis_F.new_zeros(head_dim - 2 * half)))
 
 
 @dataclass(frozen=True)
@@ -80,25 +95,36 @@ class Angles:
         return replace(self, cos=self.cos[tokens], sin=self.sin[tokens])
 
 
-def angles(positions_N: Tensor, rotary: Rotary, dtype: torch.dtype, last: int | None = None) -> Angles:
+def angles(positions: Tensor, rotary: Rotary, dtype: torch.dtype, last: int | None = None) -> Angles:
     """From a table that grows: looking up is quicker than computing, and a position's bits are always the same ones.
-    `last` is the largest of these positions, or more; without it they are asked, for which a GPU would stand still."""
-    last = int(positions_N.max()) if last is None else last
+    `positions` are [N], or [A, N] where each token has A of them; A equal ones are as good as one. `last` is the
+    largest of them, or more; without it they are asked, for which a GPU would stand still."""
+    last = int(positions.max()) if last is None else last
     if last >= LARGEST_TABLE:
-        return _angles(positions_N, rotary, dtype)
+        return _angles(positions, rotary, dtype)
     table = rotary.tables.get(dtype)
     known = 0 if table is None else len(table.cos)
     if table is None or last >= known:
         end = max(TABLE, 1 << last.bit_length())
-        more = _angles(torch.arange(known, end, device=positions_N.device), rotary, dtype)
+        more = _angles(torch.arange(known, end, device=positions.device), rotary, dtype)
         if table is not None:
             more = replace(more, cos=torch.cat((table.cos, more.cos)), sin=torch.cat((table.sin, more.sin)))
         table = rotary.tables[dtype] = more
-    return table.picked(positions_N)
+    if positions.dim() == 1:
+        return table.picked(positions)
+    assert rotary.axis_D is not None, "these heads are turned by one position"
+    position_ND, d = positions[rotary.axis_D].t(), torch.arange(len(rotary.axis_D), device=positions.device)
+    return replace(
+        table, cos=table.cos[position_ND, 0, d][:, None], sin=table.sin[position_ND, 0, d][:, None]
+    )
 
 
-def _angles(positions_N: Tensor, rotary: Rotary, dtype: torch.dtype) -> Angles:
-    phase = positions_N.to(torch.float32)[:, None, None] * rotary.inv_freq
+def _angles(positions: Tensor, rotary: Rotary, dtype: torch.dtype) -> Angles:
+    position_NF = positions[:, None]
+    if positions.dim() == 2:
+        assert rotary.axis_D is not None, "these heads are turned by one position"
+        position_NF = positions[rotary.axis_D[: len(rotary.inv_freq)]].t()
+    phase = position_NF.to(torch.float32)[:, None] * rotary.inv_freq
     cos, sin = phase.cos().to(dtype), phase.sin().to(dtype)
     rest = cos.new_zeros(cos.shape[0], 1, rotary.swap_D.shape[0] - 2 * cos.shape[-1])
     return Angles(
