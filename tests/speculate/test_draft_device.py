@@ -19,7 +19,7 @@ from headlong.errors import ConfigError
 from headlong.models.embeddings import Embeddings
 from headlong.speculate.mtp import MtpProposer
 from headlong.speculate.remote_head import RemoteHead
-from headlong.state import layer as layers
+from headlong.state import conv_window, paged_kv, recurrent
 from headlong.state.paged_kv import PagedKv
 from speculate.drafting_cases import (
     CRAMPED,
@@ -192,7 +192,7 @@ def test_a_device_without_memory_for_weights(models, monkeypatch, error):
 
 def test_a_device_without_memory_for_the_cache(models, monkeypatch):
     built = load_built(models["hybrid"], draft_device="cpu")
-    honest, calls = layers.zeros, []
+    honest, calls = paged_kv.zeros, []
 
     def zeros(shape, dtype, device):
         calls.append(shape)
@@ -200,7 +200,8 @@ def test_a_device_without_memory_for_the_cache(models, monkeypatch):
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
         return honest(shape, dtype, device)
 
-    monkeypatch.setattr(layers, "zeros", zeros)
+    for module in (conv_window, paged_kv, recurrent):
+        monkeypatch.setattr(module, "zeros", zeros)
     with pytest.raises(ConfigError, match=r"draft_device 'cpu' has no memory left"):
         Engine(built, EngineConfig(draft_device="cpu", **ROOMY))
     assert len(calls) == 9
