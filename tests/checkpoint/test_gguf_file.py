@@ -157,6 +157,7 @@ def test_strings_of_any_kind(tmp_path, strings):
     assert read_gguf(write(tmp_path / "a.gguf", blob((key("k", ARRAY, value),)))).metadata == {"k": strings}
 
 
+@pytest.mark.serial
 def test_large_vocabulary_is_read_quickly(tmp_path):
     """250,000 tokens and as many merges; about 0.3 s, so a much slower machine still passes."""
     tokens = [f"tok{i}é" for i in range(250_000)]
@@ -171,7 +172,7 @@ def test_large_vocabulary_is_read_quickly(tmp_path):
     metadata = read_gguf(path).metadata
     elapsed = time.process_time() - began
     assert metadata == {"tokens": tokens, "merges": merges, "types": [1] * 250_000}
-    assert elapsed < 1.5
+    assert elapsed < 6
 
 
 def deep(levels: int) -> bytes:

@@ -194,7 +194,7 @@ def test_close_ends_open_streams_with_an_error():
         await llm.close()
         for task in tasks:
             with pytest.raises(HeadlongError, match="closed before this request ended"):
-                await asyncio.wait_for(task, 5)
+                await asyncio.wait_for(task, PATIENCE)
         with pytest.raises(HeadlongError, match="has been closed"):
             await llm.generate("The dog")
         await llm.close()
@@ -215,13 +215,13 @@ def test_a_failing_step_reaches_every_stream(monkeypatch):
         monkeypatch.setattr(service.engine, "step", fail)
         for task in tasks:
             with pytest.raises(RuntimeError, match="the device is gone"):
-                await asyncio.wait_for(task, 5)
+                await asyncio.wait_for(task, PATIENCE)
         for _ in range(MAX_RESTARTS):  # the engine begins anew, a bounded number of times
             assert llm.failure is None
             with pytest.raises(RuntimeError, match="the device is gone"):
-                await asyncio.wait_for(llm.generate("The dog"), 5)
+                await asyncio.wait_for(llm.generate("The dog"), PATIENCE)
         with pytest.raises(HeadlongError, match=r"stopped after an error.*the device is gone.*did not help"):
-            await asyncio.wait_for(llm.generate("The dog"), 5)
+            await asyncio.wait_for(llm.generate("The dog"), PATIENCE)
         assert llm.failure is not None
         await llm.close()
 

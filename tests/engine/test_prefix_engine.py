@@ -369,6 +369,7 @@ def timed(llm, name, prompt, depth):
     return seconds, cached, tokens
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("depth", [3, 0])
 def test_the_second_turn_over_a_long_prefix_begins_at_once(long_llm, depth):
     """3,000 tokens that two turns share: the second reads what is new alone, and says what it would have said."""

@@ -16,7 +16,7 @@ LIMITS = Limits(
     max_header_bytes=8192, max_connections=64, header_timeout=0.6, body_timeout=0.5, write_timeout=0.6
 )
 GET = b"GET /hello HTTP/1.1\r\nHost: here\r\n\r\n"
-PATIENCE = 10
+PATIENCE = 60
 SLOW_SECONDS = 1.0
 """What `/slow` takes: longer than any limit above."""
 

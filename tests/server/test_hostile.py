@@ -216,7 +216,7 @@ def test_schemas(http, number):
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMAS[number]}}
     started = time.monotonic()
     answer = post(http, json.dumps(GOOD | {"response_format": form}).encode())
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 60
     if answer.status_code != 200:
         assert_refused(answer)
 
@@ -321,7 +321,7 @@ def test_connections_that_say_nothing(running):
         started = time.monotonic()
         with running.client() as http:
             assert http.post(CHAT, json=GOOD).status_code == 200
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 30
     finally:
         for raw in idle:
             raw.close()

@@ -13,7 +13,7 @@ LONG = {"messages": [{"role": "user", "content": "Tell me a story."}], "ignore_e
 SHORT = {"messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True, "max_tokens": 4}
 
 
-def wait_until(condition, what: str, seconds: float = 10.0) -> None:
+def wait_until(condition, what: str, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"did not happen in {seconds} s: {what}"

@@ -24,6 +24,8 @@ from raw_http import (
 
 from headlong.server import protocol
 
+pytestmark = pytest.mark.serial  # clients that are too slow by tenths of a second, and others that are not
+
 
 @pytest.fixture(scope="module", autouse=True)
 def impatience() -> Iterator[None]:

@@ -36,7 +36,7 @@ ARGUMENTS = [
     "--disable-sync",
 ]
 STORY = "Write a short story about a shy dragon who learns to share."
-expect.set_options(timeout=20_000)
+expect.set_options(timeout=60_000)
 
 
 def find_chromium(playwright: Playwright) -> str | None:
@@ -108,7 +108,7 @@ def ask(page: Page, text: str = STORY) -> None:
 def finished(page: Page) -> Locator:
     """The last answer, once it has ended."""
     answer = page.locator(".answer").last
-    expect(answer).not_to_have_class(re.compile("streaming"), timeout=30_000)
+    expect(answer).not_to_have_class(re.compile("streaming"), timeout=60_000)
     return answer
 
 
@@ -124,7 +124,7 @@ def answer_chat_with(page: Page, chunks: list[dict], *, done: bool = True) -> No
     answer_with(page, "**/v1/chat/completions", chunks, done=done)
 
 
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

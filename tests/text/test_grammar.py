@@ -392,6 +392,7 @@ def test_threads_compile_at_the_same_time(tale):
         assert np.array_equal(bits(mask, size), bits(found[number % len(CASES)], size))
 
 
+@pytest.mark.serial
 def test_the_same_grammar_is_compiled_once(tale):
     compiler = GrammarCompiler(tale, tale.vocab_size, EOS)
     compiler.compile(Grammar("json_object"))

@@ -109,7 +109,7 @@ def test_cost_per_token_does_not_grow(tale, name):
     start = time.monotonic()
     for i in ids:
         detokenizer.push((i,))
-    assert time.monotonic() - start < 3  # re-decoding the whole text each time would take minutes
+    assert time.monotonic() - start < 30  # re-decoding the whole text each time would take minutes
 
 
 def oracle(text: str, stops: list[str]) -> tuple[str, str | None]:

@@ -182,7 +182,7 @@ def test_silent_endless_work_is_cut(source, monkeypatch):
     start = time.monotonic()
     with pytest.raises(RequestError, match="steps"):
         ChatTemplate(source).render([USER])
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 60
 
 
 def test_variables():

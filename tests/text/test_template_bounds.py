@@ -128,7 +128,7 @@ HOSTILE = {
     "long source": "{{ x }}" * 10_000,
     "many parts": "{{ [" + "x," * 20_000 + "] }}",
 }
-MAX_CPU_SECONDS = 1.0
+MAX_CPU_SECONDS = 5.0
 MAX_MORE_MB = 200
 HARNESS = """
 import json, os, resource, sys, time
@@ -140,7 +140,7 @@ def measure(source):
     pages = int(open("/proc/self/statm").read().split()[0])
     room = pages * os.sysconf("SC_PAGE_SIZE") + (512 << 20)
     resource.setrlimit(resource.RLIMIT_AS, (room, room))
-    resource.setrlimit(resource.RLIMIT_CPU, (5, 5))
+    resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
     start = time.process_time()
     try:
         ChatTemplate(source).render([{"role": "user", "content": "x"}])

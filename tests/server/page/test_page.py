@@ -219,9 +219,9 @@ class TestExplaining:
         set_sampling(page, max_tokens=80)
         page.goto(f"{page.url.split('#')[0]}#race")
         page.locator("#race-start").click()
-        expect(page.locator("#race-same")).to_have_text("Same tokens: yes, all 80.", timeout=30_000)
+        expect(page.locator("#race-same")).to_have_text("Same tokens: yes, all 80.", timeout=60_000)
         assert re.fullmatch(r"\d+\.\d\d×", page.locator("#race-ratio").inner_text())
-        expect(page.locator(".lane.done")).to_have_count(2, timeout=15_000)
+        expect(page.locator(".lane.done")).to_have_count(2, timeout=60_000)
         plain, mtp = (page.locator(f"#lane-{name} .tok").all_text_contents() for name in ("plain", "mtp"))
         assert plain and "".join(plain) == "".join(mtp)
         assert page.locator("#lane-plain .tok.drafted").count() == 0

@@ -124,7 +124,7 @@ class TestConnection:
         expect(answer).to_have_class(re.compile("failed"))
         expect(answer.locator(".notice")).to_contain_text("Incomplete: The connection was cut")
         line.restore()
-        expect(page.locator("#status")).to_have_text("live", timeout=20_000)
+        expect(page.locator("#status")).to_have_text("live", timeout=60_000)
         expect(page.locator("#banner")).to_be_hidden()
         set_sampling(page, max_tokens=10)
         ask(page, "Again.")
