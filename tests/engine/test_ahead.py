@@ -30,10 +30,7 @@ NUM_TOKENS = 8
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    layers = ["linear_attention", "full_attention"]
-    return tiny.make(
-        tmp_path_factory.mktemp("tiny"), seed=5, num_hidden_layers=2, layer_types=layers, vocab_size=61
-    ).folder
+    return tiny.make(tmp_path_factory.mktemp("tiny"), seed=5, vocab_size=61, **tiny.LEAST).folder
 
 
 def load(folder, **options) -> Service:

@@ -50,7 +50,12 @@ def mixed(service, depths, **choice) -> list:
 
 @pytest.mark.parametrize(
     ("choice", "depths"),
-    [({}, (0, 0)), ({}, (3, 1)), ({}, (None, 2)), (SAMPLED, (1, 2))],
+    [
+        pytest.param({}, (0, 0), marks=pytest.mark.slow),
+        ({}, (3, 1)),
+        pytest.param({}, (None, 2), marks=pytest.mark.slow),
+        (SAMPLED, (1, 2)),
+    ],
     ids=["plain", "drafted", "as the engine chooses", "sampled"],
 )
 def test_three_launches_give_the_tokens_of_steps_by_parts(service_of, monkeypatch, choice, depths):  # noqa: F811
@@ -105,7 +110,7 @@ def test_the_first_draft_is_made_among_what_is_allowed(service_of, monkeypatch):
     assert all((rule := third(output)) is None or token in rule for output, token in firsts)
 
 
-@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_a_constraint_that_breaks_ends_its_row(service_of, monkeypatch, depth):  # noqa: F811
     """Where it does by parts, and saying the same."""
     service, ends = service_of(), []

@@ -39,8 +39,7 @@ CHANGED = (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    layers = ["linear_attention", "full_attention"]
-    return tiny.make(tmp_path_factory.mktemp("tiny"), seed=5, num_hidden_layers=2, layer_types=layers).folder
+    return tiny.make(tmp_path_factory.mktemp("tiny"), seed=5, **tiny.LEAST).folder
 
 
 @pytest.fixture
@@ -133,7 +132,7 @@ def counted(monkeypatch) -> list[int]:
     return depths
 
 
-@pytest.mark.parametrize("depths", [(0, 0), (3, 1), (None, 2)])
+@pytest.mark.parametrize("depths", [pytest.param((0, 0), marks=pytest.mark.slow), (3, 1), (None, 2)])
 def test_one_launch_gives_the_tokens_of_steps_by_parts(service_of, truth, monkeypatch, depths):
     service, seen = service_of(), counted(monkeypatch)
     right(service, truth, monkeypatch)
@@ -226,7 +225,9 @@ def going_by_parts(service: Service, monkeypatch) -> list:
 
 
 @pytest.mark.parametrize(
-    ("choice", "depths"), [({}, (3, 1, 2)), (SAMPLED, (2, 1, 0))], ids=["greedy", "sampled"]
+    ("choice", "depths"),
+    [({}, (3, 1, 2)), pytest.param(SAMPLED, (2, 1, 0), marks=pytest.mark.slow)],
+    ids=["greedy", "sampled"],
 )
 def test_penalised_and_biased_rows_give_the_tokens_of_steps_by_parts(service_of, monkeypatch, choice, depths):
     """Beside each other, and beside one that is neither; steps go by parts only where a prompt is read, and between
@@ -257,7 +258,9 @@ def test_penalised_rows_by_parts_where_the_device_has_other_bits(service_of, mon
     assert len(plans) == 3 and not launches
 
 
-@pytest.mark.parametrize("depths", [(0, 0), (3, 1)], ids=["plain", "drafted"])
+@pytest.mark.parametrize(
+    "depths", [pytest.param((0, 0), marks=pytest.mark.slow), (3, 1)], ids=["plain", "drafted"]
+)
 def test_log_probabilities_are_those_of_steps_by_parts(service_of, truth, monkeypatch, depths):
     """Of rows that ask; no step is launched ahead meanwhile."""
     service, found = service_of(), []
@@ -306,7 +309,9 @@ def test_what_rows_cost_that_ask_the_host_is_learned_apart(service_of, monkeypat
     assert asked or {"goes_on": True} in launches
 
 
-@pytest.mark.parametrize("choice", [{}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "choice", [{}, pytest.param(SAMPLED, marks=pytest.mark.slow)], ids=["greedy", "sampled"]
+)
 def test_minimum_lengths_in_one_launch(service_of, monkeypatch, choice):
     """Every token would end the row but two; until it may end it says these alone."""
     service = service_of()

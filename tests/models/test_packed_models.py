@@ -109,22 +109,30 @@ def others(how: str) -> list[str | None]:
     return [None, how, "int8_channel" if how != "int8_channel" else "nvfp4_modelopt"]
 
 
-@pytest.mark.parametrize("how", FORMATS)
-def test_every_format_with_every_kind_of_head(dense, tmp_path, how):
-    for number, head in enumerate(others(how)):
-        folder = tmp_path / str(number)
-        meant = write_packed(folder, dense, how, head)
-        blueprint = survey(Checkpoint.open(folder))
-        assert blueprint.head_refusal is None and blueprint.is_packed
-        for name, format in blueprint.formats.items():
-            wanted = head if name.startswith("mtp.") else how
-            disk = name if name.startswith(("mtp.", "lm_head.")) else f"model.{name}"
-            is_plain = wanted is None or any(part in name for part in LEFT_ALONE)
-            assert isinstance(format, PlainFormat) == is_plain, f"{disk}: {format.label}"
-        write(tmp_path / f"{number}-floats", dense, meant)
-        found, wanted = logits_of(folder), logits_of(tmp_path / f"{number}-floats")
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
-        assert_drafts_change_nothing(folder)
+def by_turns() -> list:
+    """Every format with every kind of head; by default each has one of them, and each kind of head its turns."""
+    return [
+        pytest.param(how, head, marks=() if number % 3 == turn else pytest.mark.slow, id=f"{how}, {head}")
+        for number, how in enumerate(FORMATS)
+        for turn, head in enumerate(others(how))
+    ]
+
+
+@pytest.mark.parametrize(("how", "head"), by_turns())
+def test_every_format_with_every_kind_of_head(dense, tmp_path, how, head):
+    folder = tmp_path / "packed"
+    meant = write_packed(folder, dense, how, head)
+    blueprint = survey(Checkpoint.open(folder))
+    assert blueprint.head_refusal is None and blueprint.is_packed
+    for name, format in blueprint.formats.items():
+        wanted = head if name.startswith("mtp.") else how
+        disk = name if name.startswith(("mtp.", "lm_head.")) else f"model.{name}"
+        is_plain = wanted is None or any(part in name for part in LEFT_ALONE)
+        assert isinstance(format, PlainFormat) == is_plain, f"{disk}: {format.label}"
+    write(tmp_path / "floats", dense, meant)
+    found, wanted = logits_of(folder), logits_of(tmp_path / "floats")
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    assert_drafts_change_nothing(folder)
 
 
 @pytest.mark.parametrize("how", ["fp8_block", "nvfp4_modelopt", "int4_g32", "awq", "gptq_v1"])

@@ -163,8 +163,18 @@ def test_several_splits(page_size):
     assert_close(found, wanted)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("sizes", [(1, 1, 64), (3, 1, 20), (2, 2, 16)], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "dtype"),
+    [
+        ((1, 1, 64), torch.float32),
+        ((3, 1, 20), torch.float32),
+        ((2, 2, 16), torch.bfloat16),
+        pytest.param((1, 1, 64), torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param((3, 1, 20), torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param((2, 2, 16), torch.float32, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_bits_do_not_depend_on_company_chunks_or_drafts(sizes, dtype):
     weights, lengths = make(sizes), [7, 2, 11]
     net, sequences = TritonGatedAttention(weights), draw(lengths, weights)
@@ -175,7 +185,9 @@ def test_bits_do_not_depend_on_company_chunks_or_drafts(sizes, dtype):
 
 
 @pytest.mark.usefixtures("short_splits")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16], ids=str
+)
 def test_bits_over_several_splits(dtype):
     """The last tokens of a long context one by one, at once, and in the company of a longer row and a prompt. They
     pass the ends of a block, a page and a split."""
@@ -193,7 +205,9 @@ def test_bits_over_several_splits(dtype):
 
 
 @pytest.mark.usefixtures("short_splits")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str
+)
 def test_bits_do_not_depend_on_passes(dtype, monkeypatch):
     """Long prompts are attended some tokens at a time; where they are cut does not matter."""
     weights = make((12, 1, 16), "plain")

@@ -75,11 +75,16 @@ def agree(folder, monkeypatch) -> Driver:
     return drafted
 
 
+@pytest.mark.parametrize(
+    "folder",
+    [pytest.param(name, marks=pytest.mark.slow if name == "dense" else ()) for name in FAMILIES],
+    indirect=True,
+)
 def test_whole_sums(folder, monkeypatch):
     agree(folder, monkeypatch)
 
 
-@pytest.mark.parametrize("folder", ["dense", "experts"], indirect=True)
+@pytest.mark.parametrize("folder", ["dense", pytest.param("experts", marks=pytest.mark.slow)], indirect=True)
 def test_sums_in_pieces(folder, monkeypatch):
     """As those of larger models are, which leave their norms to products in half: all of a layer's, but the first."""
     monkeypatch.setattr(triton_weight, "LEAST_STEPS", 1)

@@ -113,7 +113,15 @@ CROWDS = {
 }
 
 
-@pytest.mark.parametrize("crowd", CROWDS)
+@pytest.mark.parametrize(
+    "crowd",
+    [
+        pytest.param(crowd, marks=pytest.mark.slow)
+        if crowd in ("close together", "thousands that are equal")
+        else crowd
+        for crowd in CROWDS
+    ],
+)
 def test_a_top_k_of_fewer_than_there_are_parts(crowd):
     """Most are so hot that each of those that stay is as likely as any other."""
     logits, keys = logits_of("text", 6, MANY), keys_of(6)

@@ -57,6 +57,18 @@ PLAIN_SIZES = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
+LEAST = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "layer_types": [LINEAR, FULL],
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+}
+"""One layer of each kind and as few heads as may share another's keys: for interpreted kernels, whose time is that of
+their programs."""
 EXPERTS = {
     "num_experts": 6,
     "num_experts_per_tok": 2,
