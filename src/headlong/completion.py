@@ -30,14 +30,14 @@ class Stats:
     accepted_per_position: tuple[int, ...]
     prompt_tokens: int
     cached_tokens: int
-    """Those of the prompt that the prefix cache had."""
+    """How many of the prompt's tokens came from the prefix cache."""
     prompt_seconds: float
     decode_seconds: float
     mtp: MtpStatus
 
     @property
     def acceptance_per_position(self) -> tuple[float, ...]:
-        """Of the drafts at each depth whose predecessors were all accepted, the share accepted."""
+        """The acceptance rate at each depth, of the drafts whose predecessors were all accepted."""
         pairs = zip(self.accepted_per_position, self.tried_per_position, strict=True)
         return tuple(accepted / tried if tried else 0.0 for accepted, tried in pairs)
 

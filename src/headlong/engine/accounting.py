@@ -24,9 +24,9 @@ from headlong.state.oom import is_oom
 from headlong.state.specs import LayerSpec, bytes_per_slot, bytes_per_token
 
 RESERVE_BYTES = 3 << 28
-"""For what does not grow with the model: pieces of sums (256 MiB at most), recorded graphs, compiled kernels."""
+"""Memory for what does not grow with the model: partial sums (256 MiB at most), CUDA graphs, compiled kernels."""
 LOGIT_COPIES = 6
-"""Of a step's logits in float32: the recording's, the step's, and what sampling makes of them."""
+"""How many copies of a step's float32 logits exist: the CUDA graph's, the step's, and those that sampling makes."""
 CHUNK_WIDTHS = 48
 """Hidden states' worth of float32 that a token of a prompt's chunk takes at the widest place of a layer."""
 

@@ -64,7 +64,7 @@ class MemoryPlan:
     kv_bytes: int
     slot_bytes: int
     checkpoint_bytes: int
-    """At most: they come with use."""
+    """The most that checkpoints may take; they are made as rows end."""
     reserve_bytes: int
     """Kept free for recorded graphs, activations and logits: an estimate."""
     num_pages: int
@@ -195,11 +195,11 @@ class _Sizing:
         return self.row_pages if self.config.max_context is not None else 1
 
     def _left(self, rows: int) -> int:
-        """For pages and checkpoints."""
+        """How many bytes are left for pages and checkpoints."""
         return self.limit - self.costs.weights - (rows + 1) * self.costs.slot - self.reserve(rows)
 
     def _most_bytes(self, rows: int) -> int:
-        """For pages, where checkpoints take no more than they were promised. May be negative."""
+        """How many bytes are left for pages if checkpoints take no more than they were promised. May be negative."""
         promised = 0 if self.config.prefix_device_bytes is None else self._wished(rows)
         return self._left(rows) - promised
 

@@ -22,9 +22,9 @@ class Totals:
     steps: int = 0
     prompt_tokens: int = 0
     asked_tokens: int = 0
-    """Of the prompts that were answered, read or not."""
+    """Tokens of the prompts that were answered, computed or cached."""
     cached_tokens: int = 0
-    """Those of them that the prefix cache had."""
+    """How many of those came from the prefix cache."""
     generated_tokens: int = 0
     row_steps: int = 0
     """Decoding steps, counted once for each row in them."""
@@ -98,7 +98,7 @@ class Metrics:
         self._lock = threading.Lock()
         self._totals = Totals()
         self._recent: deque[tuple[int, Totals]] = deque()
-        """By the number of the bucket on the clock, oldest first."""
+        """Pairs of a bucket's number on the clock and its totals, oldest first."""
 
     def observe(self, step: StepOutput) -> None:
         bucket = int(time.monotonic() / BUCKET_SECONDS)
@@ -132,7 +132,7 @@ class Metrics:
         return self._since(POSITION_SECONDS)
 
     def _since(self, seconds: float) -> Totals:
-        """Of the whole buckets before the one that is filling."""
+        """The totals of the complete buckets before the one that is filling."""
         now = int(time.monotonic() / BUCKET_SECONDS)
         total = Totals()
         with self._lock:

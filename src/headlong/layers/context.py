@@ -28,7 +28,7 @@ class Context:
         return self.angles.cos, self.angles.sin, *self.attention.tensors
 
     def over(self, tensors: Sequence[Tensor]) -> "Context":
-        """The same step, read from these."""
+        """The same step, read from these tensors."""
         cos, sin, *rest = tensors
         step = self.attention.over(rest)
         return Context(replace(self.angles, cos=cos, sin=sin), step, None if self.delta_net is None else step)

@@ -47,7 +47,7 @@ class DecoderLayer:
         return self.mlp.add_to(normed, x_ND, then)
 
     def instructions(self) -> list[Instruction]:
-        """From the stream to the stream."""
+        """The instructions of this layer, from the residual stream to the residual stream."""
         return [
             program.Norm(self.mixer_norm, STREAM, FIRST),
             *self.mixer.instructions(self.name),

@@ -38,7 +38,7 @@ class DeltaNetConfig:
 
     @property
     def gates(self) -> slice:
-        """Among what is projected, those of what comes out."""
+        """The output gates among the outputs of the projection."""
         return slice(self.conv_channels, self.conv_channels + self.num_value_heads * self.value_dim)
 
 

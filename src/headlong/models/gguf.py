@@ -46,7 +46,8 @@ class GgufSpec:
     keys: Callable[[ModelConfig, Mapping[str, Any], int], dict[str, Any]] = no_keys
     """The inverse: its own keys, from the checked config, the fields as they were written and the head's layers."""
     order: Callable[[str, ModelConfig], Order] = as_they_lie
-    """Of a canonical name: indices into rows and columns as they are stored, in the order of safetensors."""
+    """For a canonical name, the indices into the stored rows and columns that put them into the order of
+    safetensors."""
     reordered_on_load: bool = False
     """Whether the loader applies `order`; else the model computes with what is stored."""
     runs_head: bool = False

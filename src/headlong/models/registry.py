@@ -22,7 +22,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_next": qwen3_5.NEXT,
 }
 BY_ARCHITECTURE = {family.gguf.arch: family for family in FAMILIES.values() if family.gguf is not None}
-"""Of GGUF files."""
+"""The families that have GGUF files, by the architecture's name there."""
 
 
 def find(config: Mapping[str, Any]) -> Family:
@@ -34,7 +34,7 @@ def find(config: Mapping[str, Any]) -> Family:
 
 
 def find_gguf(metadata: Mapping[str, Any]) -> tuple[Family, gguf.GgufSpec]:
-    """By what a GGUF file says."""
+    """The family of a GGUF file, by its metadata, and how that family writes such files."""
     arch = metadata.get("general.architecture")
     family = BY_ARCHITECTURE.get(arch) if isinstance(arch, str) else None
     if family is None or family.gguf is None:
@@ -44,7 +44,7 @@ def find_gguf(metadata: Mapping[str, Any]) -> tuple[Family, gguf.GgufSpec]:
 
 
 def written_spec(config: Mapping[str, Any]) -> gguf.GgufSpec:
-    """Of the GGUF file that a model with this config.json would be written as."""
+    """How a model with this config.json would be written as a GGUF file."""
     kind = config.get("model_type")
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None or family.gguf is None:

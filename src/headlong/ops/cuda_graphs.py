@@ -15,7 +15,7 @@ from torch import Tensor
 
 log = logging.getLogger(__name__)
 MAX_GRAPHS = 64
-"""Of more graphs, the least recently used one is dropped."""
+"""The most graphs that are kept; of more, the least recently used one is dropped."""
 
 Function = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 

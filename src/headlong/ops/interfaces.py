@@ -96,5 +96,5 @@ class Embedding(Protocol):
     def __call__(self, tokens_N: Tensor, /) -> Tensor: ...
 
     def lm_head(self, make: Callable[[Weight], Linear]) -> Linear:
-        """The same weight as a linear; `make` makes one of it where it is not held as one."""
+        """The lm_head that shares this weight; `make` builds it where the weight is not held as a linear already."""
         ...

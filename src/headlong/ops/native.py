@@ -77,7 +77,7 @@ threads_for_native = _Threads()
 
 
 def num_threads() -> int:
-    """Of native kernels."""
+    """How many threads native kernels use."""
     return threads_for_native.count
 
 
@@ -119,6 +119,6 @@ def kernel(name: str) -> Callable[..., None]:
 
 
 def address(tensor: Tensor) -> int:
-    """Of float32 in one piece, which is what kernels take where nothing else is said."""
+    """The address of a contiguous float32 tensor, which is what kernels take unless they say otherwise."""
     assert tensor.dtype == torch.float32 and tensor.is_contiguous()
     return tensor.data_ptr()

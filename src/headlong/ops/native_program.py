@@ -18,7 +18,7 @@ from headlong.ops.program import FIRST, RESULT, SECOND, Buffer, Instruction
 from headlong.ops.rope.reference import Angles
 
 NORM, MATMUL, SILU_MUL, DELTA_NET, ATTENTION, EXPERTS = range(6)
-"""In the order of csrc/program.c."""
+"""The instructions' numbers, as in csrc/program.c."""
 NOWHERE = -1
 
 
@@ -52,7 +52,7 @@ class NativeProgram:
 
     @classmethod
     def of(cls, instructions: Iterable[Instruction]) -> "NativeProgram | str":
-        """Or the reason why these need to be run one by one."""
+        """Compiles the instructions, or returns the reason why they must be run one by one."""
         made = cls()
         for instruction in instructions:
             reason = made._take(instruction)

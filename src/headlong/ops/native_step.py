@@ -51,7 +51,7 @@ class NativeStep(PreparedStep):
         return cls(rows.table, longest, pages_RP)
 
     def address(self, angles: Angles | None = None) -> int:
-        """Of the structure, with these rotations."""
+        """The address of the C structure that describes this step, with these rotations."""
         if angles is not None:
             self._step.cos, self._step.sin = native.address(angles.cos), native.address(angles.sin)
         return ctypes.addressof(self._step)

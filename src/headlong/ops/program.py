@@ -19,7 +19,7 @@ from headlong.ops.rope.reference import Angles
 
 
 class Buffer(IntEnum):
-    """In the order of csrc/program.c."""
+    """The buffers between instructions, numbered as in csrc/program.c."""
 
     STREAM = 0
     """What the caller brings; it is written over."""

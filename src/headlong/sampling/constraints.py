@@ -1,4 +1,4 @@
-"""From constraints' packed masks to what a step's logits may be. Knows masks and drafts, not who makes them."""
+"""Applies constraints' packed masks to a step's logits. Knows masks and drafts, not who makes them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -52,7 +52,7 @@ class Entries:
 
     @cached_property
     def params(self) -> list[SamplingParams]:
-        """By entry."""
+        """The sampling parameters of each entry."""
         return [p for row, p in zip(self.rows, self.row_params, strict=True) for _ in range(row.num_tokens)]
 
     @property

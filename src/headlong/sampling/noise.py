@@ -34,7 +34,8 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
 
 
 def uniform(seed: Tensor, choice: Tensor, position: Tensor, stream: Tensor, token: Tensor) -> Tensor:
-    """In (0, 1), float64. All arguments broadcast; `token` picks one of the position's numbers."""
+    """Uniform random numbers in (0, 1), float64. All arguments broadcast; `token` picks one of the position's
+    numbers."""
     words = _words(seed, choice, position, stream, token >> 2)
     lanes = torch.stack(torch.broadcast_tensors(*words), dim=-1)
     lane = (token & 3).expand(lanes.shape[:-1])

@@ -54,8 +54,8 @@ class Penalised(NamedTuple):
 def penalise(
     logits_LV: Tensor, rows: list[Penalised], penalties_M3: Tensor, prefix_MK: Tensor | None
 ) -> None:
-    """In place. `penalties_M3` are of repetition, presence and frequency, by entry of these rows; `prefix_MK` are the
-    drafts of an entry's row, of which the first count as produced."""
+    """Applies penalties to logits in place. `penalties_M3` are those of repetition, presence and frequency, by entry of
+    these rows; `prefix_MK` are the drafts of an entry's row, of which the first count as produced."""
     entry_T, ids_T, counts_T = _pairs(rows, logits_LV.device)
     offsets = [row.offset + ahead for row in rows for ahead in range(row.num_tokens)]
     drafted = [(m, place) for m, offset in enumerate(offsets) for place in range(offset)]
@@ -91,7 +91,7 @@ def _pairs(rows: list[Penalised], device: torch.device) -> tuple[Tensor, Tensor,
 def _with_drafts(
     entry_T: Tensor, ids_T: Tensor, counts_T: Tensor, drafted: list[tuple[int, int]], prefix_MK: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same, with drafts behind. A token that is there twice has its whole count both times."""
+    """The seen tokens with the drafts appended. A token that is there twice has its whole count both times."""
     entry_D, place_D = torch.tensor(drafted, device=ids_T.device).unbind(1)
     produced_MK = torch.zeros_like(prefix_MK, dtype=torch.int32).index_put_(
         (entry_D, place_D), torch.ones_like(entry_D, dtype=torch.int32)

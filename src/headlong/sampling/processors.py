@@ -1,4 +1,4 @@
-"""From the model's logits to the distribution a request asked for, at every draft position by its own prefix.
+"""Turns the model's logits into the distribution that a request asked for, at every draft position by its own prefix.
 
 Each function touches only the entries that asked for it, so a row's bits do not depend on its neighbours'
 settings. Order: penalties, bias, early stops, constraints, temperature, top-k, top-p, min-p.

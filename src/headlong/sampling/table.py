@@ -16,7 +16,8 @@ from headlong.sampling.tally import Tally
 from headlong.types import Constraint, Request
 
 BYTES_PER_TOKEN = 9
-"""Of a slot and a token of the vocabulary, once rows ask for everything: a count, a bias, whether it ends the row."""
+"""Bytes for each slot and token of the vocabulary, once rows ask for everything: a count, a bias, whether it ends the
+row."""
 _SCALARS = (
     "temperature",
     "top_k",
@@ -36,11 +37,11 @@ class SamplingTable:
         self.device = device
         self.requests: list[Request | None] = [None] * (num_slots + 1)
         self.constraints: dict[int, Constraint] = {}
-        """By slot, for the rows that have one."""
+        """The constraints by slot, for the rows that have one."""
         self.seen: dict[int, Seen] = {}
-        """By slot, of the rows that are penalised."""
+        """The tokens seen so far by slot, for the rows that are penalised."""
         self.tally = Tally(self.seen, (num_slots + 1, vocab_size), device)
-        """The same, where steps that ask the host for nothing count by themselves."""
+        """The counts of seen tokens on the device, which steps that do not ask the host update by themselves."""
         size = num_slots + 1
         self._scalars_SN = torch.zeros(size, len(_SCALARS), dtype=torch.float64, device=device)
         self.scalars: dict[str, Tensor] = dict(zip(_SCALARS, self._scalars_SN.unbind(1), strict=True))
@@ -103,7 +104,7 @@ class SamplingTable:
         self.seen[slot].count(tokens)
 
     def penalties(self, slots_M: Tensor) -> Tensor:
-        """Of repetition, presence and frequency, [M, 3]."""
+        """The penalties for repetition, presence and frequency of these slots, [M, 3]."""
         return self._scalars_SN[slots_M, 4:7]
 
     @property

@@ -22,11 +22,11 @@ class Tally:
         """`seen` by slot, as it is at any time; `shape` slots and tokens."""
         self._seen, self._shape, self._device = seen, shape, device
         self._known: dict[int, tuple[Seen, int]] = {}
-        """By slot: what was counted there last, and how many tokens were produced by then."""
+        """By slot, the row that was counted there last, and how many tokens it had produced by then."""
 
     @cached_property
     def counts_SV(self) -> Tensor:
-        """Of rows that are not penalised it says nothing."""
+        """The counts by slot and token; those of rows that are not penalised mean nothing."""
         return torch.zeros(self._shape, dtype=torch.int32, device=self._device)
 
     def update(self, slots: Iterable[int]) -> None:

@@ -86,7 +86,7 @@ class Auth:
 
 
 def is_loopback(host: str) -> bool:
-    """Of a name or an address, with or without brackets."""
+    """Whether a name or an address, with or without brackets, stands for this machine's loopback."""
     try:
         return ipaddress.ip_address(host.strip("[]").split("%")[0]).is_loopback
     except ValueError:

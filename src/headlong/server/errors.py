@@ -103,7 +103,7 @@ def from_validation(error: ValidationError) -> ApiError:
 
 
 def _most_telling(errors: list[ErrorDetails]) -> ErrorDetails:
-    """Of the faults a union reports, one for each alternative, the one that got furthest."""
+    """The most telling of the faults that a union reports, one for each alternative: the one that got furthest."""
     return max(
         errors, key=lambda details: (len(_plain(details["loc"])), details["type"] == "extra_forbidden")
     )

@@ -77,7 +77,8 @@ class Library:
         return None if folder is None else Source(name, folder)
 
     def by_admin(self, name: str) -> Source | None:
-        """The same, packages and repositories. A folder that happens to lie where the server was started is none."""
+        """The source of a model that an admin names: as above, and also packages and repositories. A folder that
+        happens to lie where the server was started is none."""
         found = self.by_name(name)
         fetched = name in PACKAGES or _REPOSITORY.fullmatch(name)
         if found is None and fetched and not Path(name).exists():

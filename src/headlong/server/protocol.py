@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one connection, but for `max_connections`. The defaults are those of the settings."""
+    """The limits of one connection, and how many there may be. The defaults are those of the settings."""
 
     max_header_bytes: int = Settings.max_header_bytes
     max_connections: int = Settings.max_connections

@@ -71,7 +71,7 @@ class Acceptance:
         self._shared = Evidence(max_depth, SHARED_MEMORY, 1.0)
         self._rows: dict[str, Evidence] = {}
         self._curves: dict[str, Curve] = {}
-        """Of the rows that were seen since; all others are drawn anew when they are asked for."""
+        """The curves of the rows that were seen since the last change; others are computed when they are asked for."""
         self._shared_now: _Shared | None = None
         self._step = 0
 

@@ -17,7 +17,7 @@ LOWEST, HIGHEST = 0.02, 0.99
 
 
 class _Share:
-    """Of one row or one position: drafts, those that stood, and those expected to by their bins."""
+    """The drafts of one row or one position: how many, how many were accepted, and how many were expected to be."""
 
     def __init__(self) -> None:
         self._tried = self._stood = self._expected = 0.0

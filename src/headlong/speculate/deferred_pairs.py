@@ -50,7 +50,7 @@ class _Row:
     spans: list[_Span] = field(default_factory=list)
     """What is not written."""
     last: Pairs | None = None
-    """Of what was written, the last pair."""
+    """The last pair of those that were written."""
 
     @property
     def num_unwritten(self) -> int:

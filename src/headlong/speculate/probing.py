@@ -42,7 +42,7 @@ class Probing:
         self._until_look, self._until_aside = 0, ASIDE_EVERY
         self._plain_turn = False
         self._rate_aside: float | None = None
-        """In a step that is not the best, the rate of the best."""
+        """During a step that is not the best one, the rate of the best; else None."""
         self._catch_up = 0.0
         """What it takes, of late, until the drafter of rows that had paused is ready."""
 
@@ -96,7 +96,7 @@ class Probing:
         return None
 
     def judge(self, stood: dict[str, bool]) -> None:
-        """Of the probed rows, whose first draft stood."""
+        """Learns from a probe. `stood` says for each probed row whether its first draft was accepted."""
         chances = [self.rows[row_id] for row_id in stood]
         self.surprised = bool(stood) and _is_surprising(chances, sum(stood.values()))
 
@@ -115,7 +115,7 @@ class Probing:
         self._credit = min(self._credit, SAVINGS * plain)
 
     def _aside(self, rows: Sequence[Candidate], chosen: Step) -> tuple[int, ...]:
-        """By turns one draft more for every row that drafts, and none at all."""
+        """The depths of a probe: in turns one draft more for every row that drafts, and no drafts at all."""
         self._plain_turn = not self._plain_turn
         more = 0 if self._plain_turn else 1
         return tuple(

@@ -14,7 +14,7 @@ IMPOSSIBLE = -1e30
 
 
 class DraftVocabulary:
-    """From the head's hidden states to logits, and from their places to tokens."""
+    """Turns the head's hidden states into logits of the draft vocabulary, and places in it into tokens."""
 
     def __init__(self, model: Embeddings, tokens_T: Tensor | None = None) -> None:
         """`tokens_T` are the chosen ones, ascending; without them it is all."""
@@ -29,7 +29,7 @@ class DraftVocabulary:
         return self._vocab_size if self.tokens_T is None else len(self.tokens_T)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
-        """Of these tokens alone."""
+        """The logits of the draft vocabulary alone."""
         return self._lm_head(hidden_ND)
 
     def argmax(self, hidden_ND: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class DraftVocabulary:
         return self.tokens(self._lm_head.argmax(hidden_ND, self._argmax))
 
     def tokens(self, places_N: Tensor) -> Tensor:
-        """Those that stand at these places of the logits."""
+        """The tokens at these places of the logits."""
         return places_N if self.tokens_T is None else self.tokens_T[places_N]
 
     def whole(self, logits_NT: Tensor) -> Tensor:

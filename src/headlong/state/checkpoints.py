@@ -16,7 +16,7 @@ class Checkpoint:
     """Everything a row's future depends on besides its pages."""
 
     layers: dict[str, tuple[Tensor, ...]]
-    """By layer, what it saved."""
+    """What each layer saved, by its name."""
     num_replay: int
     """Accepted drafts among the saved that the recurrent memories have not seen yet."""
     hidden_D: Tensor | None = None

@@ -112,7 +112,7 @@ class Pages:
             self._pool.give_back([page])
 
     def touch(self, page: int) -> None:
-        """As if it were released now."""
+        """Marks a page as used most recently, as if it were released now."""
         if page in self._idle:
             del self._idle[page]
             self._idle[page] = None

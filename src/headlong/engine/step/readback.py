@@ -12,7 +12,8 @@ class Readback:
         self._turn = 0
 
     def bring(self, found_X: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-        """The same on the host, and when it is there; the next but one is brought to the same place."""
+        """Copies `found_X` to the host; returns the copy and the event after which it is complete. The copy after the
+        next one reuses its memory."""
         if found_X.device.type != "cuda":
             return found_X, None
         places = self._places.get(len(found_X))

@@ -55,7 +55,8 @@ class OneDnnLinear(Linear):
 
 @cache
 def cpu_multiplies_bfloat16() -> bool:
-    """In instructions of its own; tried out, because oneDNN may be held back from what the CPU has."""
+    """Whether the CPU multiplies bfloat16 by instructions of its own. It is tried, because oneDNN may be restricted to
+    fewer instructions than the CPU has."""
     if not torch.cpu._is_avx512_bf16_supported():
         return False
     try:

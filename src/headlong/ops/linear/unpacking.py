@@ -12,7 +12,7 @@ from headlong.ops.norm.normed import Normed, whole
 from headlong.quant.format import PackedWeight
 
 TILE_ELEMENTS = 1 << 20
-"""Of an unpacked tile: 4 MB in float32, which a core's caches nearly hold."""
+"""How many elements an unpacked tile has: 4 MB in float32, which a core's caches nearly hold."""
 
 
 class UnpackingLinear(Linear):

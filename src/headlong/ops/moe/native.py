@@ -70,7 +70,7 @@ class NativeExperts:
 
     @property
     def address(self) -> int:
-        """Of what the kernel takes; it stands as long as this object does."""
+        """The address of the structure that the kernel takes; it is valid as long as this object lives."""
         return ctypes.addressof(self._whole)
 
     def __call__(

@@ -24,6 +24,6 @@ class MoeWeights:
     load: Callable[[int], ExpertWeights]
     """An expert's weights, as often as they are asked for: whoever cannot take them all leaves them to the next."""
     shared: ExpertWeights
-    """Of the expert that every token has."""
+    """The weights of the shared expert, which every token is routed to."""
     shards: tuple[Shard, Shard] = (Shard.OUTPUT, Shard.INPUT)
     """How gate_up and down of every expert may be split."""

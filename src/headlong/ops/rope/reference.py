@@ -46,7 +46,7 @@ class Rotary:
     axis_D: Tensor | None = None
     """Which of a token's positions turns each element of the head; None where tokens have one position alone."""
     tables: dict[torch.dtype, "Angles"] = field(default_factory=dict, compare=False, repr=False)
-    """Of the first positions, by dtype."""
+    """Tables of the rotations of the first positions, by dtype."""
 
     @classmethod
     def of(
@@ -88,7 +88,7 @@ class Angles:
     rotary_dim: int
 
     def part(self, first: int, last: int) -> "Angles":
-        """Those of tokens first…last − 1."""
+        """The rotations of the tokens first … last − 1."""
         return self.picked(slice(first, last))
 
     def picked(self, tokens: Tensor | slice) -> "Angles":

@@ -139,7 +139,7 @@ class Sampling(Strict):
         logprobs: int | None,
         grammar: Grammar | None,
     ) -> SamplingParams:
-        """As the engine has it; what the request leaves open is taken from `defaults`."""
+        """The sampling parameters as the engine has them; what the request leaves open is taken from `defaults`."""
         given = {name: getattr(self, name) for name in SAMPLING_FIELDS if getattr(self, name) is not None}
         if given.get("top_k") == -1:
             given["top_k"] = 0

@@ -37,7 +37,8 @@ class EncodeRequest(Strict):
     text: str
     model: str | None = Field(default=None, max_length=512)
     add_special_tokens: bool = True
-    """Those the tokenizer puts around a text; ones written out in it are read either way."""
+    """Whether the tokenizer puts its special tokens around a text; those written out in the text are read either
+    way."""
 
 
 class DecodeRequest(Strict):

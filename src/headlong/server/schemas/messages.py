@@ -123,7 +123,7 @@ class OutputFormat(Strict):
 
 class OutputConfig(Strict):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    """For templates that know efforts."""
+    """Handed to templates that know reasoning efforts."""
     format: OutputFormat | None = None
 
 
