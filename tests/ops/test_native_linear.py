@@ -119,7 +119,7 @@ CASES = [
 @cache
 def source(kind: str, shape: tuple[int, int]) -> Source:
     found = Source.of(KINDS[kind][0](*shape), rounding=kind.endswith("rounded"))
-    assert found is not None and found.kind.type == KINDS[kind][2], f"{kind} is laid out as {found}"
+    assert found is not None and found.layout.type == KINDS[kind][2], f"{kind} is laid out as {found}"
     return found
 
 
@@ -201,7 +201,7 @@ def test_every_narrow_float(dtype, rows):
     """All finite patterns, zeros and the smallest among them, by few rows at a time and by many."""
     every = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype)
     weight = every[every.isfinite()].view(-1, 256)
-    multiply = NativeLinear([Source(weight, kinds.Kind(kinds.FLOATS[dtype], 256))])
+    multiply = NativeLinear([Source(weight, kinds.PanelLayout(kinds.FLOATS[dtype], 256))])
     found = torch.cat([multiply(part) for part in torch.eye(256).split(rows)])
     assert torch.equal(found, weight.float().T)
 

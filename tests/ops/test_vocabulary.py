@@ -58,7 +58,7 @@ def test_what_is_embedded_is_what_is_multiplied(kind):
 def test_every_narrow_float(dtype):
     every = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype)
     weight = every[every.isfinite()].view(-1, 256)
-    embedding = NativeEmbedding(NativeLinear([Source(weight, kinds.Kind(kinds.FLOATS[dtype], 256))]))
+    embedding = NativeEmbedding(NativeLinear([Source(weight, kinds.PanelLayout(kinds.FLOATS[dtype], 256))]))
     assert torch.equal(embedding(torch.arange(len(weight))), weight.float())
 
 

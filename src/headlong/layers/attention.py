@@ -90,7 +90,7 @@ class Attention:
         self.attend.write(projected, kv.keys, kv.values, context.angles, context.attention)
 
     def instructions(self, name: str) -> list[Instruction]:
-        """From FIRST, added to the stream; `name` finds the state."""
+        """This layer, from the buffer FIRST, added to the stream. `name` is the layer's key in the state."""
         return [
             program.Gemm(self.project, FIRST, SECOND),
             program.Attention(self.attend, name, SECOND, FIRST),
@@ -98,7 +98,7 @@ class Attention:
         ]
 
     def remembering(self, name: str) -> list[Instruction]:
-        """From FIRST, keys and values alone."""
+        """Writes the keys and values of what is in the buffer FIRST, and computes nothing else."""
         c = self.config
         keys, size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         values = (1 + c.gated) * keys + size

@@ -20,7 +20,7 @@ class Context:
 
     @property
     def key(self) -> Hashable:
-        """All that varies besides tensors, of a step that is captured."""
+        """All that a captured step depends on besides its tensors."""
         return self.delta_net is None, self.attention.key
 
     @property

@@ -60,7 +60,7 @@ class DecoderLayer:
         self._attention.remember(normed, context, state)
 
     def remembering(self) -> list[Instruction]:
-        """`remember`, from the stream."""
+        """`remember` as instructions; what the layer is given is in the stream."""
         return [program.Norm(self.mixer_norm, STREAM, FIRST), *self._attention.remembering(self.name)]
 
     @property

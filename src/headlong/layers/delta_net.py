@@ -79,7 +79,7 @@ class GatedDeltaNet:
         return self.out.add_to(mixed, to_ND, then)
 
     def instructions(self, name: str) -> list[Instruction]:
-        """From FIRST, added to the stream; `name` finds the state."""
+        """This layer, from the buffer FIRST, added to the stream. `name` is the layer's key in the state."""
         return [
             program.Gemm(self.project, FIRST, SECOND),
             program.DeltaNet(self.mix, name, SECOND, FIRST),

@@ -32,7 +32,7 @@ class Mlp:
         return self.swiglu.add_to(normed, to_ND, then)
 
     def instructions(self) -> list[Instruction]:
-        """From FIRST, added to the stream."""
+        """This layer, from the buffer FIRST, added to the stream."""
         gate_up, down = self.swiglu.gate_up, self.swiglu.down
         return [
             program.Gemm(gate_up, FIRST, SECOND),
@@ -76,7 +76,7 @@ class MoeMlp:
         return self.experts(normed, logits_NR, shared_ND, to_ND, then)
 
     def instructions(self) -> list[Instruction]:
-        """From FIRST, added to the stream."""
+        """This layer, from the buffer FIRST, added to the stream."""
         return [
             program.Gemm(self.gates, FIRST, SECOND),
             program.Experts(self.experts, FIRST, SECOND, STREAM),

@@ -110,5 +110,5 @@ class Scope:
         return whole
 
     def experts(self, name: str, count: int, out_features: int, in_features: int) -> list[Weight]:
-        """Of a tensor that holds all experts; `name` is whole."""
+        """The matrix of each expert, from one tensor that holds them all; its `name` has no suffix to come."""
         return self.source.experts(self.prefix + name, count, out_features, in_features)

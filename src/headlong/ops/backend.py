@@ -39,7 +39,7 @@ class Backend(Protocol):
 
     name: str
     dtype: torch.dtype
-    """What is computed in."""
+    """What weights that are not packed are kept and multiplied in."""
     device: torch.device
 
     @property
@@ -145,13 +145,13 @@ class Backend(Protocol):
         ...
 
     def prepare_attention(self, rows: Rows, pages_RP: Tensor, page_size: int) -> PreparedStep:
-        """What a step's attention layers share."""
+        """What the attention layers of one step share: which rows it feeds and where their pages are."""
         ...
 
     def prepare_delta_net(
         self, rows: Rows, kernel: int, window: int, attention: PreparedStep
     ) -> PreparedStep:
-        """What a step's DeltaNet layers share; `attention` is what its attention layers do."""
+        """What the DeltaNet layers of one step share; `attention` is what its attention layers share."""
         ...
 
     def compile(self, instructions: Sequence[Instruction]) -> CompiledProgram | None:

@@ -45,7 +45,7 @@ class NativeProgram:
         self._widths = dict.fromkeys(Buffer, 0)
         """Numbers of a line, of the buffers that are made here."""
         self._kept: list[object] = []
-        """What instructions point at."""
+        """Weights and structures that instructions point at."""
         self._structs: list[ctypes.Structure] = []
         self._bound: tuple[States, ctypes.Array[_Instruction]] | None = None
         self._kernel = native.kernel("headlong_run")
@@ -61,7 +61,7 @@ class NativeProgram:
         return made
 
     def _take(self, instruction: Instruction) -> str | None:
-        """None if it could be taken, else the reason why not."""
+        """Appends an instruction; gives the reason where it cannot be part of a native program, else None."""
         match instruction:
             case program.Norm(NativeRmsNorm() as norm):
                 self._norm(norm, instruction)

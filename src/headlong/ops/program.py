@@ -22,12 +22,12 @@ class Buffer(IntEnum):
     """The buffers between instructions, numbered as in csrc/program.c."""
 
     STREAM = 0
-    """What the caller brings; it is written over."""
+    """The residual stream, which the caller brings; it is written over."""
     FIRST = 1
     SECOND = 2
     RESULT = 3
     GIVEN = 4
-    """What else the caller brings; it is only read."""
+    """A second input that the caller brings; it is only read."""
 
 
 STREAM, FIRST, SECOND, RESULT, GIVEN = Buffer

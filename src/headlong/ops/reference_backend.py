@@ -93,7 +93,7 @@ class ReferenceBackend(Backend):
         return projection
 
     def _stacked(self, weights: Sequence[Weight], order: Tensor | None, bias: Tensor | None) -> Linear:
-        """What other backends do in their own way, where they can."""
+        """Makes the linear; other backends override it for weights that they can take."""
         linear = self._multiplied(weights[0]) if len(weights) == 1 else None
         if linear is None or order is not None:
             linear = StackedLinear([self._multiplied(weight) for weight in weights], order)
@@ -102,7 +102,7 @@ class ReferenceBackend(Backend):
     def _projection(
         self, weights: Sequence[Weight], order: Tensor | None, bias: Tensor | None, gates: slice  # noqa: ARG002
     ) -> Projection:  # fmt: skip
-        """All outputs at once."""
+        """A linear that gives all outputs at once."""
         return self._stacked(weights, order, bias)
 
     def _multiplied(self, weight: Weight) -> Linear:
@@ -207,7 +207,7 @@ class ReferenceBackend(Backend):
         return RowLinear.name, "nothing faster serves"
 
     def _say(self, reason: str) -> None:
-        """Once."""
+        """Logs a reason once, however many weights it concerns."""
         if reason not in self._said:
             self._said.add(reason)
             log.info(reason)

@@ -30,7 +30,7 @@ class GatedAttentionWeights:
 
     @property
     def query_scale(self) -> float:
-        """What is left of the softmax scale to be multiplied in."""
+        """The part of the softmax scale that the queries' norm does not hold."""
         return self.head_dim**-0.5 if self.qk_norm is None else 1.0
 
 

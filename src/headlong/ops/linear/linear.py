@@ -36,7 +36,7 @@ class PendingProjection:
 
 
 Projected = Tensor | PendingProjection
-"""What the core of an attention or a DeltaNet layer takes."""
+"""What the core of an attention or a DeltaNet layer is given by the projection before it."""
 
 
 class Projection(Protocol):

@@ -26,7 +26,7 @@ WIDTH, PIECE = 64, 32
 """Outputs side by side; codes of a group that lie together."""
 F32, F16, BF16, BF16_ROUNDED, I8, I8_OFFSET, U4, U4_OFFSET = range(8)
 FLOAT, HALF, PARTS = range(3)
-"""In the order of csrc/matmul.h."""
+"""How scales and offsets are stored, in the order of csrc/matmul.h."""
 _FACTORS = {"float32": FLOAT, "float16": HALF, "parts": PARTS}
 _FACTOR_DTYPES = {FLOAT: torch.float32, HALF: torch.float16, PARTS: torch.int8}
 FLOATS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
@@ -58,13 +58,13 @@ class MatrixStruct(ctypes.Structure):
     )
 
 
-class Kind(NamedTuple):
-    """What decides how outputs lie in memory: those of one kind may lie side by side."""
+class PanelLayout(NamedTuple):
+    """How outputs lie in memory: those of one layout may lie side by side."""
 
     type: int
     group: int
     factors: int = FLOAT
-    """What scales and offsets are."""
+    """How scales and offsets are stored: FLOAT, HALF or PARTS."""
     span: int = 1
     """Groups that share what parts are multiplied with."""
 
@@ -74,7 +74,7 @@ class Source:
     """A matrix that can be laid out, some rows at a time, so that little of it is held twice."""
 
     weight: Weight
-    kind: Kind
+    layout: PanelLayout
 
     @classmethod
     def of(cls, weight: Weight, *, rounding: bool = False) -> "Source | None":
@@ -83,10 +83,12 @@ class Source:
         if isinstance(weight, PlainWeight):
             weight = weight.weight_OD
         if isinstance(weight, Tensor):
-            kind = FLOATS.get(weight.dtype)
-            if kind is None or (kind == BF16 and weight.shape[1] % 2):
+            stored = FLOATS.get(weight.dtype)
+            if stored is None or (stored == BF16 and weight.shape[1] % 2):
                 return None
-            return cls(weight, Kind(BF16_ROUNDED if kind == BF16 and rounding else kind, weight.shape[1]))
+            return cls(
+                weight, PanelLayout(BF16_ROUNDED if stored == BF16 and rounding else stored, weight.shape[1])
+            )
         grouping = weight.grouping()
         if grouping is None or grouping.group % 2:
             return None
@@ -95,16 +97,16 @@ class Source:
         # Codes that are moved into range move their offsets, which then need all of a float.
         moved = (grouping.group, FLOAT, 1)
         if lowest >= -8 and highest <= 7 and not offsets:
-            return cls(weight, Kind(U4, *as_stored))
+            return cls(weight, PanelLayout(U4, *as_stored))
         if lowest >= 0 and highest <= 15 and offsets:
-            return cls(weight, Kind(U4_OFFSET, *as_stored))
+            return cls(weight, PanelLayout(U4_OFFSET, *as_stored))
         if lowest >= -8 and highest <= 7 and grouping.factors != "parts":
-            return cls(weight, Kind(U4_OFFSET, *moved))
+            return cls(weight, PanelLayout(U4_OFFSET, *moved))
         if lowest < -128 or highest > 255 or (highest > 127 and lowest < 0):
             return None
         if highest > 127:
-            return cls(weight, Kind(I8_OFFSET, *moved))
-        return cls(weight, Kind(I8_OFFSET if offsets else I8, *as_stored))
+            return cls(weight, PanelLayout(I8_OFFSET, *moved))
+        return cls(weight, PanelLayout(I8_OFFSET if offsets else I8, *as_stored))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -113,7 +115,7 @@ class Source:
         return self.weight.out_features, self.weight.in_features
 
     def rows(self, first: int, last: int) -> list[Tensor]:
-        """What is to be laid out of these rows: floats; codes, scales and, where the kind has them, offsets; or
+        """What is to be laid out of these rows: floats; codes, scales and, where the layout has them, offsets; or
         whole blocks."""
         if isinstance(self.weight, Tensor):
             return [self.weight[first:last]]
@@ -122,8 +124,8 @@ class Source:
         codes, scales, offsets, *wholes = self.weight.grouped(first, last)
         grouping = self.weight.grouping()
         assert grouping is not None
-        if self.kind.type in (U4, U4_OFFSET):
-            if self.kind.type == U4 or grouping.lowest < 0:
+        if self.layout.type in (U4, U4_OFFSET):
+            if self.layout.type == U4 or grouping.lowest < 0:
                 codes = (codes + 8).view(torch.uint8)
                 offsets = None if offsets is None else offsets - 8.0 * scales
         elif grouping.highest > 127:
@@ -131,41 +133,51 @@ class Source:
             offsets = moved if offsets is None else offsets + moved
         else:
             codes = codes.view(torch.uint8) ^ 128
-        dtype = _FACTOR_DTYPES[self.kind.factors]
+        dtype = _FACTOR_DTYPES[self.layout.factors]
         factors = [part.to(dtype) for part in (scales, offsets) if part is not None]
-        return [_units(codes, self.kind), *factors, *(whole.half() for whole in wholes if whole is not None)]
+        return [
+            _units(codes, self.layout),
+            *factors,
+            *(whole.half() for whole in wholes if whole is not None),
+        ]
 
 
-def _units_each(kind: Kind) -> int:
-    """Of a group, which has room for a multiple of eight codes."""
-    eights = -(-kind.group // 8)
-    return eights if kind.type in (U4, U4_OFFSET) else 2 * eights
+def _units_each(layout: PanelLayout) -> int:
+    """Units of memory that a group takes: it has room for a multiple of eight codes."""
+    eights = -(-layout.group // 8)
+    return eights if layout.type in (U4, U4_OFFSET) else 2 * eights
 
 
-def _units(codes_RD: Tensor, kind: Kind) -> Tensor:
+def _units(codes_RD: Tensor, layout: PanelLayout) -> Tensor:
     """Rows of codes as csrc/matmul.h wants each group of them."""
-    codes_RGC = codes_RD.unflatten(1, (-1, kind.group))
-    if kind.group % 8:
-        codes_RGC = pad(codes_RGC, (0, -kind.group % 8))
-    if kind.type in (U4, U4_OFFSET):
+    codes_RGC = codes_RD.unflatten(1, (-1, layout.group))
+    if layout.group % 8:
+        codes_RGC = pad(codes_RGC, (0, -layout.group % 8))
+    if layout.type in (U4, U4_OFFSET):
         halves = (piece.chunk(2, -1) for piece in codes_RGC.split(PIECE, -1))
         codes_RGC = torch.cat([low | high << 4 for low, high in halves], -1)
     return codes_RGC.contiguous().view(torch.int32).flatten(1)
 
 
 class Panels:
-    """Consecutive outputs of one kind as the kernel reads them, from `column` of a line of outputs on."""
+    """Consecutive outputs of one layout as the kernel reads them, from `column` of a line of outputs on."""
 
-    def __init__(self, kind: Kind, size: int, out_features: int, column: int, bias: Tensor | None) -> None:
+    def __init__(
+        self, layout: PanelLayout, size: int, out_features: int, column: int, bias: Tensor | None
+    ) -> None:
         self.column = column
         self.bias = bias
-        blocks, groups, count = -(-out_features // WIDTH), size // kind.group, _NUM_FACTORS.get(kind.type, 0)
-        lengths = [groups * _units_each(kind) if kind.type in _NUM_FACTORS else size] + count * [groups]
-        dtypes = [_STORED_AS[kind.type]] + count * [_FACTOR_DTYPES[kind.factors]]
-        if kind.factors == PARTS:
-            lengths += count * [groups // kind.span]
+        blocks, groups, count = (
+            -(-out_features // WIDTH),
+            size // layout.group,
+            _NUM_FACTORS.get(layout.type, 0),
+        )
+        lengths = [groups * _units_each(layout) if layout.type in _NUM_FACTORS else size] + count * [groups]
+        dtypes = [_STORED_AS[layout.type]] + count * [_FACTOR_DTYPES[layout.factors]]
+        if layout.factors == PARTS:
+            lengths += count * [groups // layout.span]
             dtypes += count * [torch.float16]
-        self._in_pairs = kind.type in (BF16, BF16_ROUNDED)
+        self._in_pairs = layout.type in (BF16, BF16_ROUNDED)
         self.tensors = [torch.empty(blocks, n, WIDTH, dtype=d) for n, d in zip(lengths, dtypes, strict=True)]
         if out_features % WIDTH:
             for tensor in self.tensors:  # lanes past the last output are multiplied too, and must be numbers
@@ -175,12 +187,12 @@ class Panels:
         wholes += [None] * (2 - len(wholes))
         where = None if bias is None else native.address(bias)
         self.struct = MatrixStruct(
-            kind.type,
+            layout.type,
             size,
             out_features,
-            kind.group,
-            kind.factors,
-            kind.span,
+            layout.group,
+            layout.factors,
+            layout.span,
             codes,
             *factors,
             *wholes,
@@ -228,8 +240,8 @@ class Panels:
         """These outputs, counted from the first of these, as panels of their own."""
         struct = self.struct
         bias = None if self.bias is None else self.bias[outs_T]
-        kind = Kind(struct.type, struct.group, struct.factors, struct.span)
-        found = Panels(kind, struct.size, len(outs_T), 0, bias)
+        layout = PanelLayout(struct.type, struct.group, struct.factors, struct.span)
+        found = Panels(layout, struct.size, len(outs_T), 0, bias)
         rows = []
         for number, tensor in enumerate(self.tensors):
             together = 2 if self._in_pairs and number == 0 else 1
@@ -260,7 +272,7 @@ class NativeLinear(Linear):
         return out
 
     def picked(self, outs_T: Tensor) -> "NativeLinear | None":
-        """None where they lie in several panels."""
+        """A copy of these outputs; None where they lie in several panels."""
         if len(self.panels) > 1:
             return None
         linear = copy(self)
@@ -269,11 +281,11 @@ class NativeLinear(Linear):
 
 
 def _panels(sources: Sequence[Source], order: Tensor | None, bias: Tensor | None) -> list[Panels]:
-    """As many outputs together as follow one another and are of one kind."""
+    """As many outputs together as follow one another and have one layout."""
     panels, first = [], 0
-    for kind, count in _runs(sources, order):
+    for layout, count in _runs(sources, order):
         own = None if bias is None else bias[first : first + count].contiguous()
-        panels.append(Panels(kind, sources[0].shape[1], count, first, own))
+        panels.append(Panels(layout, sources[0].shape[1], count, first, own))
         first += count
     place_O = torch.arange(first)
     if order is not None:
@@ -287,15 +299,15 @@ def _panels(sources: Sequence[Source], order: Tensor | None, bias: Tensor | None
     return panels
 
 
-def _runs(sources: Sequence[Source], order: Tensor | None) -> list[tuple[Kind, int]]:
-    """How many outputs of one kind follow one another."""
+def _runs(sources: Sequence[Source], order: Tensor | None) -> list[tuple[PanelLayout, int]]:
+    """Layouts in the order of the outputs, each with how many outputs of it follow one another."""
     if order is None:
-        runs = groupby(sources, key=lambda source: source.kind)
-        return [(kind, sum(source.shape[0] for source in own)) for kind, own in runs]
-    kinds = sorted({source.kind for source in sources})
-    kind_O = torch.cat([torch.full((source.shape[0],), kinds.index(source.kind)) for source in sources])
-    numbers, counts = torch.unique_consecutive(kind_O[order], return_counts=True)
-    return [(kinds[number], count) for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)]
+        runs = groupby(sources, key=lambda source: source.layout)
+        return [(layout, sum(source.shape[0] for source in own)) for layout, own in runs]
+    layouts = sorted({source.layout for source in sources})
+    layout_O = torch.cat([torch.full((source.shape[0],), layouts.index(source.layout)) for source in sources])
+    numbers, counts = torch.unique_consecutive(layout_O[order], return_counts=True)
+    return [(layouts[number], count) for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)]
 
 
 def _put(parts: list[Tensor], place_R: Tensor, panels: list[Panels]) -> None:

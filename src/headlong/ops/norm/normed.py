@@ -19,7 +19,7 @@ class PartialNorm:
     squares_NP: Tensor
     """Sums of the squares of x, in parts."""
     eps: float
-    """That is added to the sum of all squares of a row."""
+    """Added to the sum of all squares of a row."""
 
     def some(self, tokens: slice) -> "PartialNorm":
         """The rows of these tokens alone."""
@@ -27,7 +27,7 @@ class PartialNorm:
 
 
 Normed = Tensor | PartialNorm
-"""What linears take."""
+"""What a linear is given."""
 Norm = Callable[[Tensor], Tensor]
 """A norm of whole hidden states. A GEMM whose epilogue is given one may leave its second half to the next GEMM."""
 

@@ -28,7 +28,7 @@ class Llama3Scaling:
     original_max_position: int
 
     def factors(self, theta: float, rotary_dim: int) -> Tensor:
-        """What each of the rotary_dim / 2 frequencies is divided by."""
+        """The divisor of each of the rotary_dim / 2 frequencies."""
         exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim
         turns = self.original_max_position / (2.0 * math.pi * theta**exponents)
         kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
@@ -38,7 +38,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class Rotary:
-    """What all positions share; made at load."""
+    """Frequencies and layout of the rotation, which all positions share; made at load."""
 
     inv_freq: Tensor
     swap_D: Tensor
