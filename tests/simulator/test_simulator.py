@@ -139,7 +139,7 @@ def run(examples: int, steps: int) -> None:
 
 
 def test_random_schedules():
-    run(examples=40, steps=14)
+    run(examples=25, steps=14)
 
 
 @pytest.mark.slow
