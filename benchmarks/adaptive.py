@@ -81,13 +81,13 @@ def requests(llm: LLM, workload: str, rows: int, max_tokens: int) -> list[Reques
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=number)
         if kind == "stories":
             chat = [{"role": "user", "content": STORIES[number % len(STORIES)]}]
-            prompt = llm.service.encode_chat(chat)
+            prompt = llm.service.text.encode_chat(chat)
             params = replace(params, temperature=0.0 if number < len(STORIES) else 0.6)
         elif kind == "random":
             prompt = tuple(rng.randrange(3, llm.engine.model.config.vocab_size) for _ in range(24))
             params = replace(params, temperature=1.5)
         else:
-            prompt = llm.service.encode(LISTS[number % len(LISTS)])
+            prompt = llm.service.text.encode(LISTS[number % len(LISTS)])
         made.extend(llm.service.requests(prompt, params, f"{workload}{number}"))
     return made
 

@@ -37,7 +37,7 @@ class Headlong:
         )
 
     def prompts(self) -> list[Prompt]:
-        return [self.llm.service.encode_chat([{"role": "user", "content": story}]) for story in STORIES]
+        return [self.llm.service.text.encode_chat([{"role": "user", "content": story}]) for story in STORIES]
 
     def decode(self, prompts: Sequence[Prompt], max_tokens: int, drafts: int | None) -> Timed:
         """One prompt after the other; `drafts` None leaves the depth to the engine."""

@@ -70,7 +70,7 @@ def decode_seconds(contestant: Contestant, max_tokens: int) -> float:
 
 def measure(dtype: str, draft_tokens: int, max_tokens: int, rounds: int) -> dict[str, object]:
     llm = LLM(dtype=dtype)
-    prompts = [llm.service.encode_chat([{"role": "user", "content": prompt}]) for prompt in PROMPTS]
+    prompts = [llm.service.text.encode_chat([{"role": "user", "content": prompt}]) for prompt in PROMPTS]
     contestants = {
         "transformers": transformers_contestant(dtype, prompts),
         "headlong plain": headlong_contestant(llm, prompts, 0),

@@ -56,7 +56,7 @@ def texts(llm: LLM, count: int, drafts: int) -> list[tuple[int, ...]]:
     prompts, params = [], []
     for number in range(count):
         message = {"role": "user", "content": STORIES[number % len(STORIES)]}
-        prompts.append(llm.service.encode_chat([message]))
+        prompts.append(llm.service.text.encode_chat([message]))
         sampled = {"temperature": 0.8, "top_p": 0.95, "seed": number} if number % 2 else {"temperature": 0.0}
         length = LENGTHS[number % len(LENGTHS)]
         params.append(SamplingParams(max_tokens=length, ignore_eos=True, draft_tokens=drafts, **sampled))

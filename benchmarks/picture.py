@@ -67,8 +67,8 @@ def main() -> None:
     parser.add_argument("--draft-tokens", type=int, default=4)
     args = parser.parse_args()
     llm = LLM(mtp="on")
-    assert llm.service.tokenizer is not None
-    provenance, pieces, last = Provenance(llm.service.tokenizer), [], None
+    assert llm.service.text.tokenizer is not None
+    provenance, pieces, last = Provenance(llm.service.text.tokenizer), [], None
     params = SamplingParams(max_tokens=args.max_tokens, draft_tokens=args.draft_tokens)
     for last in llm.stream([{"role": "user", "content": args.prompt}], params):
         pieces.extend(provenance.pieces(last))

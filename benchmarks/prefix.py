@@ -130,7 +130,7 @@ def main() -> None:
         for mtp in ("on", "off")
         for cache in (False, True)
     }
-    length = len(llms["off", False].service.encode(STORY))
+    length = len(llms["off", False].service.text.encode(STORY))
     results = measure(llms, STORY * -(-args.prefix_tokens // length), args.max_tokens, args.rounds)
     title = f"second turn, {torch.get_num_threads()} threads"
     table = Table("MTP", "prompt", "cached", "without, s", "with cache, s", "times faster", title=title)

@@ -63,7 +63,7 @@ def main() -> None:
     llm = LLM(prefix_cache=False, dtype=args.dtype, mtp="on")
     speed = prompt_speed(llm, args.prompt_tokens)
     seconds = clock_stages(llm)
-    prompt = llm.service.encode_chat([{"role": "user", "content": PROMPT}])
+    prompt = llm.service.text.encode_chat([{"role": "user", "content": PROMPT}])
     columns: dict[str, dict[str, float]] = {}
     for depth in map(int, args.draft_tokens.split(",")):
         params = SamplingParams(max_tokens=args.max_tokens, draft_tokens=depth, ignore_eos=True)

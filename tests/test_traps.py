@@ -54,7 +54,7 @@ def plain() -> LLM:
 
 @pytest.fixture(scope="module")
 def story(llm) -> list[int]:
-    return list(llm.service.encode(STORY))
+    return list(llm.service.text.encode(STORY))
 
 
 def ask(max_tokens: int, drafts: int, **own: Any) -> SamplingParams:
@@ -231,8 +231,8 @@ def test_llama_cpp_27972_logprobs_are_the_emitted_tokens_own(llm, plain, story):
 
 def test_vllm_46118_the_grammar_begins_inside_accepted_drafts(llm, plain, story):
     """The marker that ends the free part comes as an accepted draft; what follows in the same step obeys already."""
-    assert llm.service.tokenizer is not None
-    tokenizer, marker, before = llm.service.tokenizer, None, ""
+    assert llm.service.text.tokenizer is not None
+    tokenizer, marker, before = llm.service.text.tokenizer, None, ""
     for chunk in llm.stream(story[:6], ask(80, 8)):
         words = [tokenizer.token_text(token) for token in chunk.token_ids]
         for place, word in enumerate(words):

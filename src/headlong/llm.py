@@ -9,11 +9,13 @@ from typing import Any, Literal, overload
 
 from headlong.completion import Chunk, Completion
 from headlong.config import EngineConfig
+from headlong.engine.client import EngineDescription
 from headlong.engine.collect import Collector
-from headlong.engine.service import Message, Prompt, Service
+from headlong.engine.service import Service
 from headlong.errors import RequestError
 from headlong.params import SamplingParams
 from headlong.progress import ProgressFn, default_progress
+from headlong.text.codec import Message, Prompt, TextCodec
 from headlong.types import Request, StepOutput
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -64,8 +66,14 @@ class LLM:
         )
         self.service = Service.load(model, config, self._progress)
         self.engine = self.service.engine
+        self.description: EngineDescription = self.service.describe()
         self._ids = itertools.count()
         self._open: dict[str, _Open] = {}
+
+    @property
+    def text(self) -> TextCodec:
+        """The model's tokenizer and chat template."""
+        return self.service.text
 
     @property
     def mtp_refusal(self) -> str | None:
@@ -90,7 +98,7 @@ class LLM:
         single = isinstance(prompts, str) or not isinstance(prompts, Sequence) or _is_token_ids(prompts)
         batch = [prompts] if single else list(prompts)
         done = self._run(
-            [self.service.encode(prompt) for prompt in batch], self._spread(params, len(batch), single)
+            [self.text.encode(prompt) for prompt in batch], self._spread(params, len(batch), single)
         )
         return done[0] if single else done
 
@@ -106,7 +114,7 @@ class LLM:
         """Answers one conversation or a list of them; further keywords go to the chat template."""
         single = not messages or isinstance(messages[0], dict)
         batch = [messages] if single else list(messages)
-        prompts = [self.service.encode_chat(conversation, **template) for conversation in batch]
+        prompts = [self.text.encode_chat(conversation, **template) for conversation in batch]
         done = self._run(prompts, self._spread(params, len(batch), single))
         return done[0] if single else done
 
@@ -116,9 +124,9 @@ class LLM:
         """Yields what each step adds. Takes a text, token ids or one conversation. Closing the iterator
         cancels what is left."""
         if isinstance(prompt, str) or _is_token_ids(prompt):
-            tokens = self.service.encode(prompt)  # type: ignore[arg-type]
+            tokens = self.text.encode(prompt)  # type: ignore[arg-type]
         else:
-            tokens = self.service.encode_chat(prompt, **template)  # type: ignore[arg-type]
+            tokens = self.text.encode_chat(prompt, **template)  # type: ignore[arg-type]
         requests = self._requests(tokens, params or SamplingParams())
         for request in requests:
             self.engine.check(request)

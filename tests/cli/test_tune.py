@@ -73,7 +73,7 @@ def test_counts_texts_then_measures(cache: Path, tmp_path: Path, capsys: pytest.
     counted, stored = shown.splitlines()[0], Path(shown.splitlines()[1].removeprefix("stored in "))
     assert counted.startswith("counted ") and "100.0%" in counted and stored.is_relative_to(cache)
     llm = LLM(dtype="float32", max_rows=1, draft_vocab=40)
-    tokenizer, proposer = llm.service.tokenizer, llm.engine.proposer
+    tokenizer, proposer = llm.service.text.tokenizer, llm.engine.proposer
     assert tokenizer is not None and isinstance(proposer, MtpProposer)
     counts = Counter(tokenizer.encode(text.read_text()) + tokenizer.encode(other.read_text()))
     assert frequencies.load(tokenizer.fingerprint) == counts
@@ -91,8 +91,8 @@ def test_without_texts_its_own_answers_are_counted(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(counting, "ANSWER_TOKENS", 12)
     llm = LLM(dtype="float32", max_rows=2)
     counting.count_and_store(llm, 100, [])
-    assert llm.service.tokenizer is not None
-    counts = frequencies.load(llm.service.tokenizer.fingerprint)
+    assert llm.service.text.tokenizer is not None
+    counts = frequencies.load(llm.service.text.tokenizer.fingerprint)
     assert counts is not None and 12 <= sum(counts.values()) <= 12 * 6
 
 

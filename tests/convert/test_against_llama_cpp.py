@@ -30,7 +30,7 @@ def test_tokens_and_acceptance(tmp_path, type):
     path = tmp_path / "tale.gguf"
     to_gguf(Checkpoint.open(EMBEDDED), path, type=type)
     llm = LLM(path, device="cpu")
-    prompts = [llm.service.encode_chat([{"role": "user", "content": prompt}]) for prompt in PROMPTS]
+    prompts = [llm.service.text.encode_chat([{"role": "user", "content": prompt}]) for prompt in PROMPTS]
     params = SamplingParams(max_tokens=LENGTH, draft_tokens=DRAFTS, logprobs=2)
     ours = llm.generate([list(prompt) for prompt in prompts], params)
     theirs = generate(path, [list(prompt) for prompt in prompts], LENGTH, DRAFTS, ignore_eos=False)

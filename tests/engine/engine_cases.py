@@ -157,8 +157,8 @@ def assert_same(found: dict[str, Result], truth: dict[str, Result], requests: li
 
 def prompts(llm: LLM, rng: random.Random, count: int) -> list[tuple[int, ...]]:
     """Openings and slices of a story, from 1 to about 90 tokens."""
-    story = llm.service.encode(STORY)
-    made = [tuple(llm.service.encode(opening)) for opening in OPENINGS]
+    story = llm.service.text.encode(STORY)
+    made = [tuple(llm.service.text.encode(opening)) for opening in OPENINGS]
     while len(made) < count:
         start = rng.randrange(len(story) - 90)
         made.append(tuple(story[start : start + rng.choice([1, 2, 4, 9, 17, 33, 64, 65, 90])]))
@@ -169,7 +169,7 @@ def prompts(llm: LLM, rng: random.Random, count: int) -> list[tuple[int, ...]]:
 def mixed_params(llm: LLM, max_tokens: int, seed: int) -> list[SamplingParams]:
     """Sixteen ways to ask: every field of SamplingParams is used by one of them at least."""
     eos = min(llm.service.eos_ids)
-    the, dot, she = (llm.service.encode(text)[0] for text in (" the", ".", " she"))
+    the, dot, she = (llm.service.text.encode(text)[0] for text in (" the", ".", " she"))
     shared = {"max_tokens": max_tokens, "ignore_eos": True}
     everything = {
         "temperature": 0.9,

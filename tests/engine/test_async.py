@@ -7,7 +7,8 @@ import pytest
 from engine_cases import STORY, assert_all_free, load
 
 from headlong import AsyncLLM, Completion, HeadlongError, RequestError, SamplingParams
-from headlong.async_llm import MAX_RESTARTS
+from headlong.engine.local import LocalEngine
+from headlong.engine.loop import MAX_RESTARTS
 
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)
 PATIENCE = 60
@@ -22,7 +23,7 @@ def running(sync_llm, body):
     """Runs `body(AsyncLLM)` over the module's engine; all must be free afterwards."""
 
     async def whole():
-        llm = AsyncLLM(sync_llm.service)
+        llm = AsyncLLM(LocalEngine(sync_llm.service))
         try:
             return await asyncio.wait_for(body(llm), PATIENCE)
         finally:
@@ -35,7 +36,7 @@ def running(sync_llm, body):
 
 async def until_free(llm: AsyncLLM) -> None:
     """Cancelling is answered by the engine's thread between two steps."""
-    while llm.service.engine.has_work:
+    while llm.client.service.engine.has_work:
         await asyncio.sleep(0.01)
 
 
@@ -51,7 +52,7 @@ def params_of(number: int) -> SamplingParams:
 
 
 def test_many_streams_equal_the_synchronous_results(sync_llm):
-    story = sync_llm.service.encode(STORY)
+    story = sync_llm.service.text.encode(STORY)
     prompts = [story[number : 2 * number + 3] for number in range(20)]
     truth = [sync_llm.generate(list(p), params_of(number)) for number, p in enumerate(prompts)]
 
@@ -78,7 +79,7 @@ def test_many_streams_equal_the_synchronous_results(sync_llm):
 def test_generate_and_kinds_of_prompt(sync_llm):
     params = SamplingParams(max_tokens=6)
     chat = [{"role": "user", "content": "Hello!"}]
-    ids = sync_llm.service.encode("The dog")
+    ids = sync_llm.service.text.encode("The dog")
 
     async def body(llm: AsyncLLM):
         return await asyncio.gather(*(llm.generate(p, params) for p in ("The dog", ids, list(ids), chat)))
@@ -105,7 +106,7 @@ def test_a_stream_nobody_starts_costs_nothing(sync_llm):
     async def body(llm: AsyncLLM):
         stream = llm.stream("Once upon a time", LONG)
         await asyncio.sleep(0.05)
-        assert not llm.service.engine.has_work
+        assert not llm.client.service.engine.has_work
         await stream.aclose()
 
     running(sync_llm, body)
@@ -156,7 +157,7 @@ def test_errors_reach_only_who_caused_them(sync_llm, prompt, params, message):
 
 def test_one_engine_in_two_event_loops(sync_llm):
     """Streams of an event loop that has ended harm nobody."""
-    llm = AsyncLLM(sync_llm.service)
+    llm = AsyncLLM(LocalEngine(sync_llm.service))
     params = SamplingParams(max_tokens=8)
 
     async def abandon():
@@ -188,7 +189,7 @@ def test_load_off_the_event_loop():
 
 def test_close_ends_open_streams_with_an_error():
     async def body():
-        llm = AsyncLLM(load("auto", cache_tokens=2048, max_context=None).service)
+        llm = AsyncLLM(LocalEngine(load("auto", cache_tokens=2048, max_context=None).service))
         tasks = [asyncio.create_task(llm.generate("Once upon a time", LONG)) for _ in range(2)]
         await asyncio.sleep(0.1)
         await llm.close()
@@ -205,7 +206,7 @@ def test_close_ends_open_streams_with_an_error():
 def test_a_failing_step_reaches_every_stream(monkeypatch):
     async def body():
         service = load("auto", cache_tokens=2048, max_context=None).service
-        llm = AsyncLLM(service)
+        llm = AsyncLLM(LocalEngine(service))
         tasks = [asyncio.create_task(llm.generate("Once upon a time", LONG)) for _ in range(3)]
         await asyncio.sleep(0.1)
 
@@ -235,10 +236,65 @@ def test_submitting_while_it_closes_never_hangs():
                 await llm.generate("The dog", SamplingParams(max_tokens=2))
 
     async def body():
-        llm = AsyncLLM(load("auto", cache_tokens=2048, max_context=None).service)
+        llm = AsyncLLM(LocalEngine(load("auto", cache_tokens=2048, max_context=None).service))
         tasks = [asyncio.create_task(ask(llm)) for _ in range(6)]
         await asyncio.sleep(0.1)
         await llm.close()
         await asyncio.gather(*tasks)
+
+    asyncio.run(asyncio.wait_for(body(), PATIENCE))
+
+
+def test_a_cancelled_request_ends_its_stream(sync_llm):
+    """Nobody leaves: whoever reads the stream is told, and the other choice goes on."""
+    params = SamplingParams(max_tokens=24, ignore_eos=True, n=2, seed=1, temperature=0.5)
+    truth = sync_llm.generate("The dog ran", params)
+
+    async def body(llm: AsyncLLM):
+        requests = llm.client.prepare([llm.client.text.encode("The dog ran")], params, "two")
+        done: dict[int, Completion] = {}
+        async for chunk in llm.client.stream(requests):
+            if not done and chunk.index == 0 and len(requests) == 2:
+                llm.client.cancel([requests[0].id, "no such request"])
+                requests.pop()
+            if chunk.completion is not None:
+                done[chunk.index] = chunk.completion
+        llm.client.cancel([request.id for request in requests])  # they have ended: no error
+        await until_free(llm)
+        return done
+
+    done = running(sync_llm, body)
+    assert done[0].finish_reason == "cancelled"
+    assert truth.token_ids[: len(done[0].token_ids)] == done[0].token_ids and len(done[0].token_ids) < 24
+    assert done[1].token_ids == truth.choices[1].token_ids
+
+
+def test_draining_finishes_what_there_is(sync_llm):
+    async def body(llm: AsyncLLM):
+        running = [
+            asyncio.create_task(llm.generate("The dog ran", SamplingParams(max_tokens=12))) for _ in range(9)
+        ]
+        while not sync_llm.engine.has_work:
+            await asyncio.sleep(0.01)
+        await llm.client.drain()
+        with pytest.raises(HeadlongError, match="takes nothing new"):
+            await llm.generate("The dog")
+        assert llm.failure is not None and not sync_llm.engine.has_work
+        return await asyncio.gather(*running, return_exceptions=True)
+
+    truth = sync_llm.generate("The dog ran", SamplingParams(max_tokens=12)).token_ids
+    found = running(sync_llm, body)
+    finished = [one for one in found if isinstance(one, Completion)]
+    assert finished and all(one.token_ids == truth for one in finished)
+    assert all("takes nothing new" in str(one) for one in found if one not in finished)
+
+
+def test_draining_before_the_first_request():
+    async def body():
+        llm = AsyncLLM(LocalEngine(load("auto", cache_tokens=2048, max_context=None).service))
+        await llm.client.drain()
+        with pytest.raises(HeadlongError, match="takes nothing new"):
+            await llm.generate("The dog")
+        await llm.close()
 
     asyncio.run(asyncio.wait_for(body(), PATIENCE))

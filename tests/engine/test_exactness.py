@@ -44,9 +44,9 @@ def rotated(requests, turn: int):
 
 def test_alone_at_every_depth(llm_of_dtype):
     cases = [
-        (llm_of_dtype.service.encode("Once upon a time"), SamplingParams(max_tokens=24, logprobs=2)),
+        (llm_of_dtype.service.text.encode("Once upon a time"), SamplingParams(max_tokens=24, logprobs=2)),
         (
-            llm_of_dtype.service.encode(STORY)[:50],
+            llm_of_dtype.service.text.encode(STORY)[:50],
             SamplingParams(max_tokens=24, temperature=0.8, seed=4, ignore_eos=True, repetition_penalty=1.1),
         ),
     ]
@@ -128,7 +128,7 @@ def test_prompts_read_in_pieces(llm, chunk_tokens, depth):
 
 @pytest.mark.parametrize("depth", [1, 3, 8])
 def test_a_prompt_as_long_as_a_verification_beside_one(llm_of_dtype, depth):
-    story = llm_of_dtype.service.encode(STORY)
+    story = llm_of_dtype.service.text.encode(STORY)
     cases = [
         (story[:20], SamplingParams(max_tokens=depth + 14, ignore_eos=True)),
         (story[30 : 31 + depth], SamplingParams(max_tokens=6, temperature=0.7, seed=1, ignore_eos=True)),
@@ -203,22 +203,22 @@ def test_an_end_inside_an_accepted_run(llm_of_dtype):
     """What was accepted after the end is cut off, in every way a row can end."""
     llm, depth = llm_of_dtype, 8
     free = SamplingParams(max_tokens=64, ignore_eos=True)
-    prompt = llm.service.encode("Once upon a time")
+    prompt = llm.service.text.encode("Once upon a time")
     request = requests_of(llm, [(prompt, free)])[0]
     trace = drive(llm, with_depth([request], [depth]))
     produced, ends = [], {}
     for output in trace.outputs:
         for place, token in enumerate(output.token_ids):
-            text = llm.service.tokenizer.decode([token])
+            text = llm.service.text.tokenizer.decode([token])
             inside = place < output.num_accepted and len(produced) > 8
             if inside and token not in produced:
                 ends.setdefault("token", replace(free, stop_token_ids=(token,)))
-                if text.strip() and text not in llm.service.tokenizer.decode(produced):
+                if text.strip() and text not in llm.service.text.tokenizer.decode(produced):
                     ends.setdefault("string", replace(free, stop=(text,)))
                     ends.setdefault("length", replace(free, max_tokens=len(produced) + 1))
             produced.append(token)
     assert ends.keys() == {"token", "string", "length"}
-    neighbour = (llm.service.encode(STORY)[:33], SamplingParams(max_tokens=40, temperature=0.9, seed=5))
+    neighbour = (llm.service.text.encode(STORY)[:33], SamplingParams(max_tokens=40, temperature=0.9, seed=5))
     requests = requests_of(llm, [neighbour, *((prompt, params) for params in ends.values())])
     truth = plain_alone(llm, requests)
     trace = drive(llm, with_depth(requests, [depth]))

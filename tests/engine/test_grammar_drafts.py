@@ -109,13 +109,13 @@ def form_cases(llm: LLM, forms=tuple(FORMS)) -> list:
     """Each form greedily with log-probabilities, and sampled; and two rows that are free."""
     cases = []
     for number, form in enumerate(forms):
-        opening = llm.service.encode(OPENINGS[number % len(OPENINGS)])
+        opening = llm.service.text.encode(OPENINGS[number % len(OPENINGS)])
         cases.append((opening, params(form, max_tokens=24, logprobs=2)))
         cases.append((opening, params(form, max_tokens=24, temperature=1.0, seed=number, top_p=0.95)))
     cases.insert(
-        3, (llm.service.encode(STORY)[:40], SamplingParams(max_tokens=24, ignore_eos=True, logprobs=1))
+        3, (llm.service.text.encode(STORY)[:40], SamplingParams(max_tokens=24, ignore_eos=True, logprobs=1))
     )
-    cases.append((llm.service.encode("The dog"), SamplingParams(max_tokens=24, temperature=0.9, seed=8)))
+    cases.append((llm.service.text.encode("The dog"), SamplingParams(max_tokens=24, temperature=0.9, seed=8)))
     return requests_of(llm, cases)
 
 
@@ -130,8 +130,10 @@ def plain(llm) -> tuple[list, dict]:
 def test_the_form_holds(llm, form):
     """Greedily, and for several seeds; every output that was not cut off ended where the grammar could."""
     _, holds = FORMS[form]
-    cases = [(llm.service.encode(OPENINGS[0]), params(form))]
-    cases += [(llm.service.encode(OPENINGS[1]), params(form, temperature=1.0, seed=3, n=4, draft_tokens=5))]
+    cases = [(llm.service.text.encode(OPENINGS[0]), params(form))]
+    cases += [
+        (llm.service.text.encode(OPENINGS[1]), params(form, temperature=1.0, seed=3, n=4, draft_tokens=5))
+    ]
     results = drive(llm, requests_of(llm, cases)).results.values()
     assert all(holds(result.text) for result in results if result.finish_reason == "stop")
     ends = [result.finish_reason for result in results]
@@ -143,9 +145,9 @@ def test_the_form_holds(llm, form):
 
 
 def test_json_object(llm):
-    ending = {llm.service.encode("}")[0]: 12.0}
+    ending = {llm.service.text.encode("}")[0]: 12.0}
     own = {"max_tokens": 80, "grammar": Grammar("json_object"), "temperature": 1.0, "logit_bias": ending}
-    cases = [(llm.service.encode(OPENINGS[0]), SamplingParams(**own, seed=seed)) for seed in range(6)]
+    cases = [(llm.service.text.encode(OPENINGS[0]), SamplingParams(**own, seed=seed)) for seed in range(6)]
     results = list(drive(llm, requests_of(llm, cases)).results.values())
     assert all(result.text.startswith("{") for result in results)
     finished = [json.loads(result.text) for result in results if result.finish_reason == "stop"]
@@ -196,7 +198,10 @@ def test_rows_put_back_start_their_grammar_again():
 def test_other_rules_keep_the_form(llm, verify):
     """The same for a seed and a depth, alone or among others; drafts are accepted."""
     cases = [
-        (llm.service.encode(OPENINGS[number % 7]), params(form, temperature=1.0, seed=number, verify=verify))
+        (
+            llm.service.text.encode(OPENINGS[number % 7]),
+            params(form, temperature=1.0, seed=number, verify=verify),
+        )
         for number, form in enumerate([*SHORT, *SHORT, "compact"])
     ]
     requests = with_depth(requests_of(llm, cases), [3, 5])
@@ -212,7 +217,7 @@ def test_other_rules_keep_the_form(llm, verify):
 def natural_marker(llm: LLM, prompt: tuple[int, ...]) -> str:
     """A word that the model writes of its own accord, inside a run of accepted drafts."""
     free = requests_of(llm, [(prompt, SamplingParams(max_tokens=60, ignore_eos=True))])
-    text, tokenizer = "", llm.service.tokenizer
+    text, tokenizer = "", llm.service.text.tokenizer
     for output in drive(llm, with_depth(free, [8])).outputs:
         for place, token in enumerate(output.token_ids):
             word = tokenizer.token_text(token)
@@ -224,14 +229,14 @@ def natural_marker(llm: LLM, prompt: tuple[int, ...]) -> str:
 
 @pytest.fixture(scope="module")
 def marker(llm) -> str:
-    return natural_marker(llm, llm.service.encode(OPENINGS[0]))
+    return natural_marker(llm, llm.service.text.encode(OPENINGS[0]))
 
 
 @pytest.mark.parametrize("form", ["compact", "regex", "choice"])
 def test_the_grammar_begins_inside_accepted_drafts(llm, marker, form):
     grammar, holds = FORMS[form]
     own = {"grammar": replace(grammar, after=marker), "max_tokens": 60}
-    prompt = llm.service.encode(OPENINGS[0])
+    prompt = llm.service.text.encode(OPENINGS[0])
     requests = requests_of(llm, [(prompt, SamplingParams(**own, temperature=t, seed=5)) for t in (0.0, 0.4)])
     truth = plain_alone(llm, requests)
     for depth in (1, 3, 8):
@@ -239,7 +244,7 @@ def test_the_grammar_begins_inside_accepted_drafts(llm, marker, form):
         assert_same(trace.results, truth, requests)
     inside = 0
     for output in trace.outputs:
-        texts = [llm.service.tokenizer.token_text(token) for token in output.token_ids]
+        texts = [llm.service.text.tokenizer.token_text(token) for token in output.token_ids]
         inside += marker in texts[: output.num_accepted]
     assert inside, "the marker was an accepted draft, and the same step chose what follows it"
     result = truth[requests[0].id]
@@ -251,7 +256,7 @@ def test_the_grammar_begins_inside_accepted_drafts(llm, marker, form):
 
 
 def test_without_the_marker_everything_is_free(llm):
-    prompt = llm.service.encode(OPENINGS[0])
+    prompt = llm.service.text.encode(OPENINGS[0])
     never = Grammar("choice", '["x"]', after="</think>")
     plain, ruled = llm.generate(
         [prompt, prompt], [SamplingParams(max_tokens=40), SamplingParams(max_tokens=40, grammar=never)]
@@ -263,7 +268,7 @@ def test_a_grammar_that_breaks_ends_its_row_alone(llm):
     """The library gives up on this one after a few digits: the same digits at every depth, then an error."""
     bounds = {"type": "integer", "multipleOf": 100_000, "minimum": 3, "maximum": 1_000_000_007}
     broken = Grammar("json_schema", json.dumps(bounds))
-    prompt = llm.service.encode("There was a big")
+    prompt = llm.service.text.encode("There was a big")
     cases = [
         (prompt, SamplingParams(max_tokens=30, grammar=broken, temperature=1.0, seed=2, logprobs=1)),
         (prompt, params("compact", max_tokens=40)),
@@ -282,8 +287,8 @@ def test_a_grammar_that_breaks_ends_its_row_alone(llm):
 
 def test_bans_yield_and_stops_end(llm):
     """What the grammar allows stays possible though it is banned; stop tokens and strings end a row as ever."""
-    prompt = llm.service.encode(OPENINGS[0])
-    tokenizer = llm.service.tokenizer
+    prompt = llm.service.text.encode(OPENINGS[0])
+    tokenizer = llm.service.text.tokenizer
     everything = tuple(range(3, 8192))
     banned = llm.generate(
         prompt, SamplingParams(max_tokens=40, grammar=FORMS["choice"][0], bad_token_ids=everything)
@@ -309,7 +314,7 @@ def test_cancelled_in_the_middle(llm):
 
 
 def test_refusals_name_the_field(llm, tmp_path):
-    prompt = llm.service.encode("A")
+    prompt = llm.service.text.encode("A")
     with pytest.raises(RequestError, match=r"grammar: .*JSON schema.*uniqueItems"):
         llm.generate(prompt, SamplingParams(grammar=Grammar("json_schema", '{"uniqueItems": true}')))
     request = requests_of(llm, [(prompt, params("choice"))])[0]

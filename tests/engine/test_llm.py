@@ -37,7 +37,7 @@ class TestShapes:
         assert isinstance(done, Completion)
         assert len(done.token_ids) == 8 and done.text and done.logprobs is None
         assert done.choices == (done,)
-        assert llm.service.tokenizer.decode(list(done.token_ids)) == done.text
+        assert llm.service.text.tokenizer.decode(list(done.token_ids)) == done.text
 
     def test_list_in_list_out(self, llm):
         texts = ["Once upon a time", "The dog", "A"]
@@ -47,7 +47,7 @@ class TestShapes:
         assert llm.generate([], SHORT) == []
 
     def test_token_ids(self, llm):
-        ids = llm.service.encode("Once upon a time")
+        ids = llm.service.text.encode("Once upon a time")
         text = llm.generate("Once upon a time", SHORT)
         assert same(llm.generate(list(ids), SHORT), text)
         assert same(llm.generate(ids, SHORT), text)
@@ -71,7 +71,7 @@ class TestShapes:
         assert isinstance(one, Completion)
         two = llm.chat([HELLO, HELLO], SHORT)
         assert len(two) == 2 and all(same(c, one) for c in two)
-        assert same(llm.generate(list(llm.service.encode_chat(HELLO)), SHORT), one)
+        assert same(llm.generate(list(llm.service.text.encode_chat(HELLO)), SHORT), one)
 
     @pytest.mark.parametrize("messages", [[], [{}], [{"role": "user"}], [{"content": "x"}]])
     def test_bad_messages(self, llm, messages):
@@ -106,7 +106,7 @@ class TestStream:
     def test_takes_conversations_and_token_ids(self, llm):
         text = "".join(chunk.text for chunk in llm.stream(HELLO, SHORT))
         assert text == llm.chat(HELLO, SHORT).text
-        ids = list(llm.service.encode("The dog"))
+        ids = list(llm.service.text.encode("The dog"))
         assert "".join(c.text for c in llm.stream(ids, SHORT)) == llm.generate("The dog", SHORT).text
 
     def test_closed_early(self, llm):
@@ -265,7 +265,9 @@ class TestEnds:
         assert (done.finish_reason, done.stop_reason) == ("stop", token)
         first = free.token_ids.index(token)
         assert done.token_ids == free.token_ids[: first + 1], "the stop token is among the ids"
-        assert done.text == llm.service.tokenizer.decode(list(done.token_ids[:-1])), "and not in the text"
+        assert done.text == llm.service.text.tokenizer.decode(list(done.token_ids[:-1])), (
+            "and not in the text"
+        )
 
     def test_stop_string_is_not_in_the_text(self, llm):
         free = llm.generate("Once upon a time", SamplingParams(max_tokens=40))
@@ -351,7 +353,7 @@ class TestStats:
         assert stats.tokens_per_step == pytest.approx(40 / stats.steps) and stats.tokens_per_step > 1.2
         assert len(stats.acceptance_per_position) == depth
         assert all(0.0 <= share <= 1.0 for share in stats.acceptance_per_position)
-        assert stats.prompt_tokens == len(llm.service.encode("Once upon a time"))
+        assert stats.prompt_tokens == len(llm.service.text.encode("Once upon a time"))
         assert stats.prompt_seconds > 0 and stats.decode_seconds > 0
         assert stats.tokens_per_second == pytest.approx(40 / stats.decode_seconds)
 
@@ -410,7 +412,7 @@ def test_progress():
     loading = {label for label, _, _ in seen}
     assert loading and all(any(done == total for name, done, total in seen if name == x) for x in loading)
     seen.clear()
-    prompt = llm.service.encode(STORY)
+    prompt = llm.service.text.encode(STORY)
     llm.generate(list(prompt), SHORT)
     assert {label for label, _, _ in seen} == {"read prompt"}
     done = [count for _, count, _ in seen]

@@ -182,7 +182,7 @@ def test_a_row_that_stopped_inside_accepted_drafts():
     """Its next turn goes on from the cut: after the stop, which was fed as a draft. Without drafts the stop was not
     fed, and is read again."""
     llm, plain = load_embedded("auto"), load_embedded("auto", prefix_cache=False)
-    prompt = llm.service.encode("Once upon a time")
+    prompt = llm.service.text.encode("Once upon a time")
     free = SamplingParams(max_tokens=40, ignore_eos=True)
     produced, stop = [], None
     for output in Served(llm.engine).run(*with_depth(requests_of(llm, [(prompt, free)]), [8])).outputs:
@@ -375,10 +375,10 @@ def test_the_second_turn_over_a_long_prefix_begins_at_once(long_llm, depth):
     """3,000 tokens that two turns share: the second reads what is new alone, and says what it would have said."""
     llm = long_llm
     llm.engine.state.drop_cache()
-    shared = (llm.service.encode(" The fox and the bear went to the river again.") * 300)[:3000]
+    shared = (llm.service.text.encode(" The fox and the bear went to the river again.") * 300)[:3000]
     first, cached, tokens = timed(llm, "first", shared, depth)
     assert cached == 0
-    prompt = (*shared, *tokens, *llm.service.encode("\nAnd then what did the bear say to the fox?"))
+    prompt = (*shared, *tokens, *llm.service.text.encode("\nAnd then what did the bear say to the fox?"))
     second, cached, tokens = timed(llm, "second", prompt, depth)
     print(f"depth {depth}: {first:.3f} s, then {second:.3f} s: {first / second:.1f}x")
     assert cached == 3000 + 8 - 1

@@ -155,7 +155,7 @@ def running():
         yield server
         with server.client() as http:
             assert http.post(CHAT, json=GOOD).status_code == 200
-        usage = server.server.pool.current.llm.usage
+        usage = server.server.pool.current.client.stats().usage
         assert (usage.running, usage.waiting, usage.pages_used) == (0, 0, 0)
         server.engine.check_integrity()
 

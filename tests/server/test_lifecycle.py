@@ -21,7 +21,7 @@ def wait_until(condition, what: str, seconds: float = 60.0) -> None:
 
 
 def usage(running: RunningServer):
-    return running.server.pool.current.llm.usage
+    return running.server.pool.current.client.stats().usage
 
 
 def is_idle(running: RunningServer) -> bool:

@@ -15,7 +15,7 @@ def running():
     """Few tokens at most: an accepted request must not take long."""
     with RunningServer(max_tokens_limit=4) as server:
         yield server
-        usage = server.server.pool.current.llm.usage
+        usage = server.server.pool.current.client.stats().usage
         assert (usage.running, usage.waiting, usage.pages_used) == (0, 0, 0)
         server.engine.check_integrity()
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from model_folders import place_model
 
-from headlong import LLM, SamplingParams
+from headlong import LLM, AsyncLLM, SamplingParams
+from headlong.engine.local import LocalEngines
 from headlong.errors import CheckpointError, ConfigError, HeadlongError
 from headlong.server import model as model_module
 from headlong.server.errors import ApiError
@@ -55,7 +56,7 @@ def running(body, **options):
     """Runs `body(pool)` with a pool that has started."""
 
     async def whole():
-        pool = ModelPool(Settings(max_rows=4, **options))
+        pool = ModelPool(Settings(max_rows=4, **options), LocalEngines())
         await pool.start()
         try:
             return await asyncio.wait_for(body(pool), PATIENCE)
@@ -68,7 +69,7 @@ def running(body, **options):
 
 async def tokens_of(pool: ModelPool, name: str | None = None, params=SHORT, admin=True) -> tuple[int, ...]:
     async with pool.lease(name, admin=admin) as model:
-        return (await model.llm.generate(PROMPT, params)).token_ids
+        return (await AsyncLLM(model.client).generate(PROMPT, params)).token_ids
 
 
 def error_of(status: int, code: str, call) -> ApiError:
@@ -91,14 +92,14 @@ class SlowLoad:
     def __init__(self, monkeypatch) -> None:
         self.release = threading.Event()
         self.begun: list[str] = []
-        real = model_module.prepare
+        real = model_module.load
 
-        def prepare(source, *args):
+        def load(source, *args):
             self.begun.append(source.id)
             assert self.release.wait(PATIENCE)
             return real(source, *args)
 
-        monkeypatch.setattr(model_module, "prepare", prepare)
+        monkeypatch.setattr(model_module, "load", load)
 
 
 def engine_threads() -> set[threading.Thread]:
@@ -207,10 +208,10 @@ def test_serving(truth):
 
 def test_the_warm_up_is_not_counted():
     async def body(pool: ModelPool):
-        assert pool.current is not None and pool.current.plain_tokens_per_second > 0
-        before = pool.current.metrics.totals().generated_tokens
+        assert pool.current is not None and (pool.current.client.description.plain_tokens_per_second or 0) > 0
+        before = pool.current.client.stats().totals.generated_tokens
         await tokens_of(pool)
-        return before, pool.current.metrics.totals().generated_tokens
+        return before, pool.current.client.stats().totals.generated_tokens
 
     assert running(body) == (0, 8)
 
@@ -252,7 +253,7 @@ def test_inline_loading_drops_no_request(folder, truth):
 
     async def body(pool: ModelPool):
         assert pool.current is not None
-        old = weakref.ref(pool.current.llm.service.engine)
+        old = weakref.ref(pool.current.client.service.engine)
         long = asyncio.create_task(tokens_of(pool, EMBEDDED, LONG))
         await until(lambda: pool.current is not None and pool.current.users == 1)
         assert await tokens_of(pool, "owner/two") == truth[8]
@@ -290,7 +291,7 @@ def test_unforeseen_failures_of_a_load(folder, truth, monkeypatch):
 
     async def body(pool: ModelPool):
         with monkeypatch.context() as patch:
-            patch.setattr(model_module, "prepare", fail)
+            patch.setattr(model_module, "load", fail)
             error = await async_error_of(503, "model_load_failed", pool.load("one"))
         assert "RuntimeError" in error.message and "deadbeef" not in error.message
         assert await tokens_of(pool) == truth[8]
@@ -355,7 +356,7 @@ def test_unloading(truth):
     async def body(pool: ModelPool):
         async with pool.lease(None, admin=False) as model:
             assert pool.unload(EMBEDDED) is model
-            assert (await model.llm.generate(PROMPT, SHORT)).token_ids == truth[8]
+            assert (await AsyncLLM(model.client).generate(PROMPT, SHORT)).token_ids == truth[8]
             await async_error_of(503, "no_model", tokens_of(pool))
         error_of(404, "model_not_found", lambda: pool.unload(EMBEDDED))
         error_of(503, "no_model", lambda: pool.unload(None))
@@ -402,7 +403,7 @@ def test_closing_while_loading_does_not_wait(folder, monkeypatch):
 
 def test_a_first_model_that_cannot_be_loaded(folder):
     async def start():
-        pool = ModelPool(Settings(model=str(folder / "broken")))
+        pool = ModelPool(Settings(model=str(folder / "broken")), LocalEngines())
         with pytest.raises((CheckpointError, ConfigError), match="nonsense"):
             await pool.start()
         await pool.close()
@@ -417,7 +418,7 @@ def test_swapping_under_load(folder, truth):
     async def ask(pool: ModelPool, results: list) -> None:
         for _ in range(6):
             async with pool.lease(None, admin=False) as model:
-                results.append((await model.llm.generate(PROMPT, SHORT)).token_ids)
+                results.append((await AsyncLLM(model.client).generate(PROMPT, SHORT)).token_ids)
 
     async def body(pool: ModelPool):
         results: list = []
@@ -429,7 +430,7 @@ def test_swapping_under_load(folder, truth):
         assert set(results) == {truth[8]} and len(results) == 36
         assert len(pool.loaded()) == 1
         assert pool.current is not None
-        pool.current.llm.service.engine.check_integrity()
+        pool.current.client.service.engine.check_integrity()
 
     before = engine_threads()
     running(body, model_dir=str(folder))

@@ -55,10 +55,10 @@ def test_every_answer_is_the_one_it_gives_alone(clients, seconds, least, capsys)
         wrong = [number for number, text in report["finished"] if text != alone[number]]
         assert wrong == []
         deadline = time.monotonic() + 60
-        usage = running.server.pool.current.llm.usage
+        usage = running.server.pool.current.client.stats().usage
         while (usage.running or usage.waiting) and time.monotonic() < deadline:
             time.sleep(0.05)
-            usage = running.server.pool.current.llm.usage
+            usage = running.server.pool.current.client.stats().usage
         assert (usage.running, usage.waiting, usage.pages_used, usage.slots_used) == (0, 0, 0, 0)
         running.engine.check_integrity()
     gaps = report["gaps"]

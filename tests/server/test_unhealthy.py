@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from headlong.async_llm import MAX_RESTARTS
 from headlong.engine.faults import MAX_IN_A_ROW
+from headlong.engine.loop import MAX_RESTARTS
 from headlong.engine.row import FAULT
 from support.serving import RunningServer
 

@@ -85,12 +85,12 @@ def test_a_vocabulary_that_is_no_smaller_changes_nothing():
 def test_tokens_that_end_a_text_are_always_among_them(narrow):
     service, kept = narrow.service, narrow.engine.proposer.vocabulary.tokens_T
     assert len(kept) == COUNT
-    for ids in (service.eos_ids, service.tokenizer.structural_ids):
+    for ids in (service.eos_ids, service.text.tokenizer.structural_ids):
         assert ids and ids <= set(kept.tolist())
     tiny = LLM(mtp="on", draft_vocab=1, max_rows=1, progress=quiet)
     assert (
         set(tiny.engine.proposer.vocabulary.tokens_T.tolist())
-        == service.eos_ids | service.tokenizer.structural_ids
+        == service.eos_ids | service.text.tokenizer.structural_ids
     )
 
 
@@ -121,7 +121,9 @@ def test_a_grammar_that_allows_none_of_the_chosen(tmp_path):
     """Its answer has digits alone; only words may be drafted."""
     file = tmp_path / "tokens.txt"
     base = LLM(mtp="on", max_rows=2, progress=quiet)
-    file.write_text("\n".join(f"{token} 1" for token in base.service.tokenizer.encode(" the dog ran home")))
+    file.write_text(
+        "\n".join(f"{token} 1" for token in base.service.text.tokenizer.encode(" the dog ran home"))
+    )
     llm = LLM(mtp="on", max_rows=2, draft_vocab=file, progress=quiet)
     for sampling in ({"temperature": 0.0}, {"temperature": 0.9, "seed": 1, "top_p": 0.8}):
         params = SamplingParams(max_tokens=12, grammar=Grammar("regex", "[0-9]{12}"), **sampling)
@@ -146,9 +148,9 @@ def test_counted_tokens_are_accepted_more_often_than_the_first_ones():
     ]
     params = SamplingParams(max_tokens=120, draft_tokens=3)
     first = LLM(mtp="on", max_rows=8, draft_vocab=400, progress=quiet)
-    frequencies.save(whole.service.tokenizer.fingerprint, counts)
+    frequencies.save(whole.service.text.tokenizer.fingerprint, counts)
     counted = LLM(mtp="on", max_rows=8, draft_vocab=400, progress=quiet)
-    frequencies.path_of(whole.service.tokenizer.fingerprint).unlink()
+    frequencies.path_of(whole.service.text.tokenizer.fingerprint).unlink()
     assert len(first.engine.proposer.vocabulary) == len(counted.engine.proposer.vocabulary) == 400
     plain = [c.token_ids for c in whole.chat(other, replace(params, draft_tokens=0))]
     shares = []

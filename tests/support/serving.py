@@ -10,6 +10,8 @@ import httpx
 import uvicorn
 
 from headlong.checkpoint.source import EMBEDDED
+from headlong.engine.client import EngineLoader
+from headlong.engine.local import LocalEngines
 from headlong.server.app import build_app
 from headlong.server.auth import Auth, is_loopback
 from headlong.server.context import Server
@@ -20,10 +22,11 @@ from headlong.server.settings import Settings
 
 
 class RunningServer:
-    """`with RunningServer(max_rows=4) as server:`; keywords are settings."""
+    """`with RunningServer(max_rows=4) as server:`; keywords are settings. Engines are real unless a loader is given."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, loader: EngineLoader | None = None, **options: Any) -> None:
         self.settings = Settings(port=0, **options)
+        self._loader = loader or LocalEngines()
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="test-server", daemon=True)
@@ -52,7 +55,7 @@ class RunningServer:
     @property
     def engine(self) -> Any:
         assert self.server.pool.current is not None
-        return self.server.pool.current.llm.service.engine
+        return self.server.pool.current.client.service.engine  # type: ignore[attr-defined]
 
     @property
     def connections(self) -> set[Any]:
@@ -72,7 +75,7 @@ class RunningServer:
     async def _serve(self) -> None:
         settings = self.settings
         auth = Auth(settings.api_keys, settings.admin_keys, exposed=not is_loopback(settings.host))
-        pool = ModelPool(settings)
+        pool = ModelPool(settings, self._loader)
         await pool.start()
         self.app = build_app(settings, pool, auth)
         config = uvicorn.Config(self.app, http=guarded(Limits.of(settings)), log_config=None, ws="none")

@@ -140,15 +140,15 @@ def _conditions(
 ) -> dict[str, Any]:
     import torch
 
-    ops = llm.engine.model.ops
+    device = torch.device(llm.description.device)
     return {
         "headlong": headlong.__version__,
         "commit": _commit(),
         "torch": torch.__version__,
-        "model": args.model or llm.service.folder.name,
-        "device": str(ops.device),
-        "device_name": torch.cuda.get_device_name(ops.device) if ops.device.type == "cuda" else None,
-        "dtype": str(ops.dtype).removeprefix("torch."),
+        "model": args.model or Path(llm.description.folder).name,
+        "device": llm.description.device,
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "dtype": llm.description.dtype,
         "torch_threads": torch.get_num_threads(),
         "prompts_from": args.prompts or "built-in",
         "prompts": num_prompts,

@@ -53,8 +53,8 @@ def execute(args: argparse.Namespace) -> int:
     from headlong.llm import LLM
 
     llm = LLM(args.model, max_rows=1, **options.engine_options(args))
-    if llm.service.template is None:
-        raise RequestError(f"{llm.service.folder} has no chat template; use `headlong run --raw` with it")
+    if llm.text.template is None:
+        raise RequestError(f"{llm.description.folder} has no chat template; use `headlong run --raw` with it")
     tint = args.show_drafts and wants_colour(args.color, sys.stdout)
     conversation = Conversation(llm, llm.recommended_params(**changes), args.system, tint)
     if sys.stdin.isatty():
@@ -94,7 +94,7 @@ class Conversation:
     def answer(self, text: str) -> None:
         """Adds a turn and its answer, or leaves the history as it was where there is none."""
         turn = [*self.messages, {"role": "user", "content": text}]
-        writer = AnswerWriter(self._llm.service.tokenizer, self._tint)
+        writer = AnswerWriter(self._llm.text.tokenizer, self._tint)
         try:
             done = self._stream(turn, writer)
         except RequestError as error:

@@ -48,7 +48,7 @@ def compare(
             progress("compare with plain decoding", count, total)
             done = llm.generate(prompt, kinds[kind])
             count += 1
-            if difference := describe_difference(expected, done.token_ids, kind, llm.service.tokenizer):
+            if difference := describe_difference(expected, done.token_ids, kind, llm.text.tokenizer):
                 progress("compare with plain decoding", total, total)
                 return Comparison(difference)
             seconds[kind].append(done.stats.decode_seconds / max(1, len(done.token_ids) - 1))

@@ -22,7 +22,7 @@ def count_and_store(llm: "LLM", size: int, files: list[str]) -> None:
     from headlong.engine.draft_vocab import count_tokens
     from headlong.speculate import frequencies
 
-    tokenizer = llm.service.tokenizer
+    tokenizer = llm.text.tokenizer
     if tokenizer is None:
         raise ConfigError(
             "--draft-vocab N counts tokens, but the model has no tokenizer.json; give a file of token ids"
@@ -52,7 +52,7 @@ def _parts(files: list[str]) -> Iterator[str]:
 
 def _answers(llm: "LLM") -> Counter[int]:
     prompts = [encode(llm, prompt, raw=False) for prompt in BUILT_IN]
-    room = min(llm.engine.max_len - len(prompt) for prompt in prompts)
+    room = min(llm.description.max_len - len(prompt) for prompt in prompts)
     params = SamplingParams(max_tokens=min(ANSWER_TOKENS, room), temperature=0.7, seed=0)
     counts: Counter[int] = Counter()
     for completion in llm.generate(prompts, params):

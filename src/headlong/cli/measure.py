@@ -100,7 +100,7 @@ def _check(llm: "LLM", plain: Pass | None, depth: int, own: Pass) -> None:
     assert plain is not None, "plain decoding goes first"
     for number, (expected, found) in enumerate(zip(plain.completions, own.completions, strict=True), 1):
         kind = f"draft_tokens {depth}"
-        difference = describe_difference(expected.token_ids, found.token_ids, kind, llm.service.tokenizer)
+        difference = describe_difference(expected.token_ids, found.token_ids, kind, llm.text.tokenizer)
         if difference is not None:
             raise TokensDiffer(f"prompt {number} differs from plain decoding {difference}")
 

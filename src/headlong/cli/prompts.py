@@ -24,10 +24,10 @@ BUILT_IN = (
 def encode(llm: "LLM", prompt: str | Conversation, *, raw: bool) -> tuple[int, ...]:
     """Token ids; a text goes through the chat template where there is one, unless it is `raw`."""
     if not isinstance(prompt, str):
-        return llm.service.encode_chat(prompt)
-    if raw or llm.service.template is None:
-        return llm.service.encode(prompt)
-    return llm.service.encode_chat([{"role": "user", "content": prompt}])
+        return llm.text.encode_chat(prompt)
+    if raw or llm.text.template is None:
+        return llm.text.encode(prompt)
+    return llm.text.encode_chat([{"role": "user", "content": prompt}])
 
 
 def read_prompts(path: str | None) -> list[str | Conversation]:

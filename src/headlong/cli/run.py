@@ -89,7 +89,7 @@ def _repeatable(params: SamplingParams) -> SamplingParams:
 
 
 def _stream(llm: "LLM", tokens: tuple[int, ...], params: SamplingParams, *, tint: bool) -> "Completion":
-    writer = AnswerWriter(llm.service.tokenizer, tint)
+    writer = AnswerWriter(llm.text.tokenizer, tint)
     done = None
     for chunk in llm.stream(tokens, params):
         writer.write(chunk)

@@ -84,6 +84,7 @@ def execute(args: argparse.Namespace) -> int:
 
     flags = {name: getattr(args, name) for name in (*SPECS, "speculative_config")}
     settings = load(flags, args.config)
+    from headlong.engine.local import LocalEngines
     from headlong.server.run import serve
 
-    return serve(settings)
+    return serve(settings, LocalEngines())

@@ -1,11 +1,11 @@
-"""An engine with all that stands around it: checkpoint, tokenizer, chat template, end-of-sequence ids.
+"""An engine with all that stands around it: tokenizer and template, grammars, end-of-sequence ids.
 
-What the synchronous and the asynchronous front ends share. Turns prompts into requests; steps nothing.
+What the synchronous front end and the engine's thread share. Turns prompts into requests; steps nothing.
 """
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,14 @@ from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.config import EngineConfig
 from headlong.engine.accounting import refusing_oom
 from headlong.engine.build import build, survey
+from headlong.engine.client import Drafting, EngineDescription
 from headlong.engine.collect import Collector
 from headlong.engine.engine import Engine
 from headlong.engine.proposers import load_draft_model
 from headlong.errors import CheckpointError, ConfigError, RequestError
 from headlong.params import SamplingParams
 from headlong.progress import ProgressFn, silent
+from headlong.text.codec import TextCodec
 from headlong.text.gguf_tokenizer import tokenizer_from_gguf
 from headlong.text.grammar import GrammarCompiler
 from headlong.text.template import ChatTemplate
@@ -28,8 +30,6 @@ from headlong.text.tokenizer import Tokenizer
 from headlong.types import Constraint, Request
 
 log = logging.getLogger(__name__)
-Message = Mapping[str, Any]
-Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,7 @@ class Service:
 
     engine: Engine
     folder: Path
-    tokenizer: Tokenizer | None
-    template: ChatTemplate | None
+    text: TextCodec
     eos_ids: frozenset[int]
     recommended: Mapping[str, Any]
     """The checkpoint's generation_config."""
@@ -70,41 +69,12 @@ class Service:
         return cls(
             engine=engine,
             folder=folder,
-            tokenizer=tokenizer,
-            template=template,
+            text=TextCodec(str(folder), tokenizer, template),
             eos_ids=eos_ids,
             recommended=checkpoint.generation_config,
             head_refusal=None if engine.max_drafts else built.head_refusal,
             grammars=grammars,
         )
-
-    def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        if not isinstance(prompt, Sequence):
-            raise RequestError(f"prompt must be text or a list of token ids, not {prompt!r}")
-        if not isinstance(prompt, str):
-            return tuple(prompt)
-        if self.tokenizer is None:
-            raise RequestError(
-                f"prompt is text, but {self.folder} has no tokenizer.json; pass token ids or add the file"
-            )
-        return tuple(self.tokenizer.encode(prompt))
-
-    def encode_chat(self, messages: Sequence[Message], **extra: Any) -> tuple[int, ...]:
-        return self.encode_rendered(self.render_chat(messages, **extra))
-
-    def render_chat(self, messages: Sequence[Message], **extra: Any) -> str:
-        """The prompt's text, as the model's own template writes it."""
-        if self.tokenizer is None or self.template is None:
-            missing = "tokenizer.json" if self.tokenizer is None else "chat template"
-            raise RequestError(
-                f"messages need a chat template, but {self.folder} has no {missing}; pass a prompt"
-            )
-        return self.template.render(list(messages), add_generation_prompt=True, **extra)
-
-    def encode_rendered(self, text: str) -> tuple[int, ...]:
-        """The tokens of a text that a template wrote: special tokens are in it already."""
-        assert self.tokenizer is not None, "rendering needed one"
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def requests(self, prompt: tuple[int, ...], params: SamplingParams, id_prefix: str) -> list[Request]:
         """One request per choice; they share the seed and differ in the choice. Compiling a grammar that was
@@ -136,6 +106,29 @@ class Service:
                 f"grammar needs to know the text of tokens, but {self.folder} has no tokenizer.json; add the file"
             )
         return self.grammars.compile(params.grammar)
+
+    def describe(self, plain_tokens_per_second: float | None = None) -> EngineDescription:
+        """What does not change as long as the engine lives; the speed is whatever its caller measured."""
+        engine, ops = self.engine, self.engine.model.ops
+        return EngineDescription(
+            folder=str(self.folder),
+            max_len=engine.max_len,
+            vocab_size=engine.model.config.vocab_size,
+            max_rows=engine.state.slots.size,
+            device=str(ops.device),
+            dtype=str(ops.dtype).removeprefix("torch."),
+            drafting=Drafting(
+                refusal=self.head_refusal,
+                adaptive=engine.adaptive,
+                wanted=engine.drafts,
+                usual=engine.usual_drafts,
+                deepest=engine.max_drafts,
+            ),
+            memory=engine.memory,
+            conditions=engine.conditions,
+            recommended=self.recommended_sampling(),
+            plain_tokens_per_second=plain_tokens_per_second,
+        )
 
     def collector(self, request: Request) -> Collector:
         reason = self.head_refusal

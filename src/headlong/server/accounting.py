@@ -95,7 +95,7 @@ def histogram(stats: Sequence[Stats], runs: int) -> list[int]:
 
 def reasoning_tokens(result: Result, model: Model) -> int:
     """Of all choices: the tokens up to the one that ends the reasoning, where there was any."""
-    tokenizer, reasoning = model.llm.service.tokenizer, model.format.reasoning
+    tokenizer, reasoning = model.client.text.tokenizer, model.format.reasoning
     if tokenizer is None or reasoning is None:
         return 0
     thinking = [choice.done for choice in result.choices if choice.reasoning]

@@ -14,13 +14,18 @@ from headlong.server.reply import Exchange
 async def admit(
     request: Request, model_name: str | None, num_rows: int, make_job: Callable[[Model], Job]
 ) -> tuple[Model, Exchange]:
-    """All is let go again if anything on the way raises. `make_job` runs in a worker thread."""
+    """All is let go again if anything on the way raises. `make_job` and the engine's checks of what it made run in one
+    worker thread, one after the other."""
     server = request.app.state.server
     async with AsyncExitStack() as stack:
         admin = request.state.caller.admin
         model = await stack.enter_async_context(server.pool.lease(model_name, admin=admin))
         stack.enter_context(server.limit.admit(model, num_rows))
-        job = await asyncio.to_thread(make_job, model)
-        generation = await Generation.prepare(model, job)
+        job, generation = await asyncio.to_thread(_prepare, model, make_job)
         return model, Exchange(request, job, generation, stack.pop_all())
     raise AssertionError("the stack swallows nothing")
+
+
+def _prepare(model: Model, make_job: Callable[[Model], Job]) -> tuple[Job, Generation]:
+    job = make_job(model)
+    return job, Generation.prepare(model, job)

@@ -33,7 +33,7 @@ class AdmissionLimit:
                 code="draining",
                 headers={"retry-after": "5"},
             )
-        room = model.llm.usage.slots_total + self.max_queue
+        room = model.client.description.max_rows + self.max_queue
         if num_rows > room:
             raise ApiError(
                 400, f"n: {num_rows} sequences at once are more than this server takes ({room})", param="n"
@@ -51,8 +51,9 @@ class AdmissionLimit:
         self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
 
     def _full(self, model: Model) -> ApiError:
-        waiting = max(1, self._open[model.id] - model.llm.usage.slots_total)
-        seconds = math.ceil(self._mean_seconds * waiting / model.llm.usage.slots_total)
+        max_rows = model.client.description.max_rows
+        waiting = max(1, self._open[model.id] - max_rows)
+        seconds = math.ceil(self._mean_seconds * waiting / max_rows)
         return ApiError(
             429,
             f"the queue is full ({self.max_queue} sequences wait); try again later",

@@ -18,14 +18,14 @@ from headlong.text.output import (
     ToolCallStart,
 )
 
-Kind = Literal["reasoning", "text", "call"]
+BlockType = Literal["reasoning", "text", "call"]
 
 
 @dataclass
 class Block:
-    """One of them. The text of a call is its arguments."""
+    """A stretch of one type. The text of a call is its arguments."""
 
-    kind: Kind
+    type: BlockType
     index: int
     call_id: str = ""
     name: str = ""
@@ -58,9 +58,9 @@ class Blocks:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def texts(self, kind: Kind) -> str:
-        """All of a kind, joined."""
-        return "".join(block.text for block in self._blocks if block.kind == kind)
+    def texts(self, type: BlockType) -> str:
+        """The texts of all blocks of one type, joined."""
+        return "".join(block.text for block in self._blocks if block.type == type)
 
     def take(self, events: Iterable[OutputEvent]) -> list[Change]:
         changes: list[Change] = []
@@ -85,13 +85,13 @@ class Blocks:
         self._blocks[-1].closed = True
         return [Change("closed", self._blocks[-1])]
 
-    def _turn_to(self, kind: Kind) -> list[Change]:
-        if self._blocks and self._blocks[-1].kind == kind and not self._blocks[-1].closed:
+    def _turn_to(self, type: BlockType) -> list[Change]:
+        if self._blocks and self._blocks[-1].type == type and not self._blocks[-1].closed:
             return []
-        return self.close() + self._open(kind)
+        return self.close() + self._open(type)
 
-    def _open(self, kind: Kind, call_id: str = "", name: str = "") -> list[Change]:
-        self._blocks.append(Block(kind, len(self._blocks), call_id, name))
+    def _open(self, type: BlockType, call_id: str = "", name: str = "") -> list[Change]:
+        self._blocks.append(Block(type, len(self._blocks), call_id, name))
         return [Change("opened", self._blocks[-1])]
 
     def _grow(self, text: str) -> list[Change]:
@@ -105,7 +105,7 @@ def cut_off(block: Block, blocks: Blocks, finish_reason: str | None) -> bool:
     """Whether the limit fell into this block. A call is whole if its arguments are."""
     if finish_reason != "length" or block.index < len(blocks) - 1:
         return False
-    return block.kind != "call" or not _is_json(block.text)
+    return block.type != "call" or not _is_json(block.text)
 
 
 def _is_json(text: str) -> bool:

@@ -46,7 +46,7 @@ class ChatEncoder:
         self._called: set[int] = set()
         """Choices that called a tool."""
         trace = body.speculative is not None and body.speculative.trace
-        self._tracer = Tracer(model.llm.service.tokenizer) if trace else None
+        self._tracer = Tracer(model.client.text.tokenizer) if trace else None
 
     def start(self) -> str:
         opening = {"role": "assistant", "content": ""}
@@ -122,7 +122,7 @@ class ChatEncoder:
         return accounting.usage(result, accounting.reasoning_tokens(result, self._model))
 
     def _logprobs(self, logprobs: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
-        tokenizer = self._model.llm.service.tokenizer
+        tokenizer = self._model.client.text.tokenizer
         assert tokenizer is not None, "chat needs one"
         return shown(tokenizer, logprobs)
 

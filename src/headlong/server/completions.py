@@ -50,8 +50,7 @@ def _job(model: Model, body: CompletionRequest, settings: Settings, job_id: str)
         raise RequestError("best_of: must be equal to n; every choice is returned")
     if body.echo and body.logprobs is not None:
         raise RequestError("echo: cannot be combined with logprobs; a prompt's own are not computed")
-    service = model.llm.service
-    prompts = tuple(service.encode(prompt) for prompt in body.prompts)
+    prompts = tuple(model.client.text.encode(prompt) for prompt in body.prompts)
     grammar: Grammar | None = requested_grammar(body, body.response_format)
     params = body.params(
         sampling_defaults(model, settings),
@@ -68,7 +67,7 @@ class CompletionEncoder:
 
     def __init__(self, model: Model, body: CompletionRequest, job_id: str) -> None:
         self._body = body
-        self._tokenizer = model.llm.service.tokenizer
+        self._tokenizer = model.client.text.tokenizer
         self._head = {
             "id": job_id,
             "object": "text_completion",

@@ -4,16 +4,15 @@ A dialect hands in prompts and sampling; it gets pieces as they come (text split
 calls) and at the end a `Result`. Knows no wire format. Leaving early, for whatever reason, cancels the rows.
 """
 
-import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from headlong.completion import Chunk, Completion
-from headlong.engine.row import FAULT
+from headlong.engine.client import is_engine_fault
 from headlong.params import SamplingParams
-from headlong.server.blocks import Blocks
+from headlong.server.blocks import Blocks, Change
 from headlong.server.errors import ApiError
 from headlong.server.model import Model
 from headlong.text.output import Content, OutputEvent, OutputParser
@@ -38,6 +37,8 @@ class Piece:
 
     index: int
     events: tuple[OutputEvent, ...]
+    changes: list[Change]
+    """What the events did to the choice's blocks."""
     chunk: Chunk
 
 
@@ -67,7 +68,7 @@ class Choice:
     @property
     def tool_calls(self) -> list[ToolCall]:
         return [
-            ToolCall(block.call_id, block.name, block.text) for block in self.blocks if block.kind == "call"
+            ToolCall(block.call_id, block.name, block.text) for block in self.blocks if block.type == "call"
         ]
 
     @property
@@ -75,9 +76,10 @@ class Choice:
         assert self.completion is not None, "asked for before the end"
         return self.completion
 
-    def take(self, piece: Piece) -> None:
-        self.blocks.take(piece.events)
-        self.completion = piece.chunk.completion
+    def take(self, events: tuple[OutputEvent, ...], chunk: Chunk) -> Piece:
+        """Adds what one step gave."""
+        self.completion = chunk.completion
+        return Piece(self.index, events, self.blocks.take(events), chunk)
 
 
 @dataclass
@@ -99,50 +101,33 @@ class Generation:
     """Rows of one job. Iterate `pieces` once; `result` is whole when they have ended."""
 
     def __init__(
-        self, model: Model, requests: Sequence[list[Request]], parsers: Sequence[OutputParser | None]
+        self, model: Model, requests: list[Request], parsers: Sequence[OutputParser | None], num_prompts: int
     ) -> None:
         self.model = model
-        self._requests = [request for group in requests for request in group]
-        self._index_of = {request.id: index for index, request in enumerate(self._requests)}
+        self._requests = requests
+        self._index_of = {request.id: index for index, request in enumerate(requests)}
         self._parsers = parsers
-        self.result = Result([Choice(index) for index in range(len(parsers))], len(requests))
+        self.result = Result([Choice(index) for index in range(len(requests))], num_prompts)
 
     @classmethod
-    async def prepare(cls, model: Model, job: Job) -> "Generation":
-        """Checks everything that can be wrong, off the event loop; raises before anything is queued."""
-
-        def make() -> list[list[Request]]:
-            service = model.llm.service
-            groups = [
-                service.requests(prompt, job.params, f"{job.id}/{number}")
-                for number, prompt in enumerate(job.prompts)
-            ]
-            for group in groups:
-                service.engine.check(group[0])
-            return groups
-
-        groups = await asyncio.to_thread(make)
-        num_choices = len(groups) * job.params.n
-        make_parser = job.make_parser or (lambda: None)
-        return cls(model, groups, [make_parser() for _ in range(num_choices)])
-
-    @property
-    def num_rows(self) -> int:
-        return len(self._parsers)
+    def prepare(cls, model: Model, job: Job) -> "Generation":
+        """Checks everything that can be wrong, before anything is queued. Takes a while: not for the event loop."""
+        requests = model.client.prepare(job.prompts, job.params, job.id)
+        parsers = [None if job.make_parser is None else job.make_parser() for _ in requests]
+        return cls(model, requests, parsers, len(job.prompts))
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         result = self.result
-        async with contextlib.aclosing(self.model.llm.run(self._requests)) as chunks:
+        async with contextlib.aclosing(self.model.client.stream(self._requests)) as chunks:
             async for chunk in chunks:
                 if result.first_token is None and chunk.token_ids:
                     result.first_token = time.perf_counter() - result.started
                 index = self._index_of[chunk.request_id]
-                piece = Piece(index, self._parse(index, chunk), chunk)
-                result.choices[index].take(piece)
+                choice = result.choices[index]
                 if chunk.finish_reason == "error":
-                    assert chunk.completion is not None
-                    raise _error(str(chunk.completion.stop_reason))
-                yield piece
+                    choice.completion = chunk.completion
+                    raise _error(str(choice.done.stop_reason))
+                yield choice.take(self._parse(index, chunk), chunk)
         result.seconds = time.perf_counter() - result.started
 
     def _parse(self, index: int, chunk: Chunk) -> tuple[OutputEvent, ...]:
@@ -157,6 +142,6 @@ class Generation:
 
 def _error(why: str) -> ApiError:
     """A fault of the engine is no fault of the request."""
-    if why.startswith(FAULT):
+    if is_engine_fault(why):
         return ApiError(500, why, type="server_error", code="engine_fault")
     return ApiError(400, f"the output could not go on: {why}")

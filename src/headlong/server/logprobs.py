@@ -66,9 +66,9 @@ class TextLogprobs:
     def _settle(self, events: Iterable[OutputEvent]) -> None:
         changes = self._blocks.take(events)
         for change in changes:
-            if change.what == "grew" and change.block.kind == "text":
+            if change.what == "grew" and change.block.type == "text":
                 self._claim(change.block.index, change.text.encode())
-        if changes and changes[-1].block.kind != "text":
+        if changes and changes[-1].block.type != "text":
             self._unsettled.clear()
 
     def _claim(self, block: int, text: bytes) -> None:

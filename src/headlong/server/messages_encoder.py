@@ -6,7 +6,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from headlong.server import accounting
-from headlong.server.blocks import Block, Blocks, Change
+from headlong.server.blocks import Block, Change
 from headlong.server.errors import ApiError
 from headlong.server.generation import Job, Piece, Result
 from headlong.server.model import Model
@@ -28,7 +28,6 @@ class MessagesEncoder:
         self._name = body.model or model.id
         self._job = job
         self._request_id = request_id
-        self._blocks = Blocks()
 
     def start(self) -> str:
         usage = _usage(len(self._job.prompts[0]), 0)
@@ -36,10 +35,10 @@ class MessagesEncoder:
         return _event("message_start", message=message) + _event("ping")
 
     def piece(self, piece: Piece) -> str:
-        return "".join(map(_change, self._blocks.take(piece.events)))
+        return "".join(map(_change, piece.changes))
 
     def end(self, result: Result) -> str:
-        text = "".join(map(_change, self._blocks.close()))
+        text = "".join(map(_change, result.choices[0].blocks.close()))
         figures = {"usage": self._usage(result)} | accounting.figures(result)
         return text + _event("message_delta", delta=_stop(result), **figures) + _event("message_stop")
 
@@ -95,9 +94,9 @@ def _change(change: Change) -> str:
     if what == "opened":
         return _event("content_block_start", index=block.index, content_block=_content(block, ""))
     if what == "grew":
-        kind, name = _DELTAS[block.kind]
+        kind, name = _DELTAS[block.type]
         return _delta(block, kind, {name: text})
-    signed = _delta(block, "signature_delta", {"signature": ""}) if block.kind == "reasoning" else ""
+    signed = _delta(block, "signature_delta", {"signature": ""}) if block.type == "reasoning" else ""
     return signed + _event("content_block_stop", index=block.index)
 
 
@@ -106,7 +105,7 @@ def _delta(block: Block, kind: str, said: dict[str, str]) -> str:
 
 
 def _content(block: Block, text: str) -> dict[str, Any]:
-    match block.kind:
+    match block.type:
         case "reasoning":
             return {"type": "thinking", "thinking": text, "signature": ""}
         case "text":

@@ -72,7 +72,7 @@ class LoadRequest(Strict):
     stream: bool = False
     """Report progress as server-sent events."""
 
-    def engine(self) -> dict[str, Any]:
+    def engine_options(self) -> dict[str, Any]:
         given = {name: value for name in ENGINE_FIELDS if (value := getattr(self, name)) is not None}
         for section in ("draft_model", "speculative_config"):
             part = getattr(self, section)
@@ -119,11 +119,11 @@ async def current_model(request: Request) -> Response:
 async def load_model(request: Request) -> Response:
     """Answers when the model serves, or tells the progress meanwhile. The load goes on if the client leaves."""
     body = await read_json(request, LoadRequest)
-    pool, engine = _pool(request), body.engine()
+    pool, options = _pool(request), body.engine_options()
     if body.stream:
-        events = _progress_events(pool, body.model_name, engine)
+        events = _progress_events(pool, body.model_name, options)
         return StreamingResponse(events, media_type="text/event-stream", headers=STREAM_HEADERS)
-    model = await pool.load(body.model_name, engine)
+    model = await pool.load(body.model_name, options)
     return JsonReply(model.card(admin=True))
 
 
@@ -133,13 +133,13 @@ async def unload_model(request: Request) -> Response:
     return JsonReply({"id": model.id, "object": "model", "unloaded": True, "running_requests": model.users})
 
 
-async def _progress_events(pool: ModelPool, name: str, engine: dict[str, Any]) -> AsyncIterator[str]:
+async def _progress_events(pool: ModelPool, name: str, options: dict[str, Any]) -> AsyncIterator[str]:
     loop, reports = asyncio.get_running_loop(), asyncio.Queue[tuple[str, int, int] | None]()
 
     def report(label: str, done: int, total: int) -> None:
         loop.call_soon_threadsafe(reports.put_nowait, (label, done, total))
 
-    loading = asyncio.create_task(pool.load(name, engine, report))
+    loading = asyncio.create_task(pool.load(name, options, report))
     loading.add_done_callback(lambda done: (reports.put_nowait(None), done.cancelled() or done.exception()))
     told: tuple[str, int] | None = None
     while (entry := await reports.get()) is not None:

@@ -88,7 +88,7 @@ class Observer:
     def begin(self, request: Request, job: Job, model: Model) -> Record:
         prompt_tokens = sum(map(len, job.prompts))
         record = Record(request.state.id, job.endpoint, request.state.caller.name, model.id, prompt_tokens)
-        tokenizer = model.llm.service.tokenizer
+        tokenizer = model.client.text.tokenizer
         if self._settings.log_prompts and tokenizer is not None:
             record.prompts = [tokenizer.decode(prompt, skip_special_tokens=False) for prompt in job.prompts]
         return record

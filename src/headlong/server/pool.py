@@ -7,7 +7,6 @@ nothing. Used on the event loop alone; knows no HTTP but for the errors.
 
 import asyncio
 import contextlib
-import gc
 import logging
 import threading
 import time
@@ -15,9 +14,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch
-
 from headlong.checkpoint.packages import PACKAGES
+from headlong.engine.client import EngineLoader
 from headlong.errors import HeadlongError
 from headlong.progress import ProgressFn, silent
 from headlong.server import model as models
@@ -35,15 +33,16 @@ Value = TypeVar("Value")
 @dataclass(frozen=True)
 class _Loading:
     source: Source
-    engine: Mapping[str, Any]
+    options: Mapping[str, Any]
     task: "asyncio.Task[Model]"
 
 
 class ModelPool:
-    """Start it with `await start()`, end it with `await close()`."""
+    """Start it with `await start()`, end it with `await close()`. The loader makes the models' engines."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, loader: EngineLoader) -> None:
         self._settings = settings
+        self._loader = loader
         self._library = Library(settings.model_dir)
         self._first = self._library.at_start(settings.model)
         self._serving: list[Model] = []
@@ -102,9 +101,10 @@ class ModelPool:
                 self._close_later(model)
 
     async def load(
-        self, name: str, engine: Mapping[str, Any] | None = None, progress: ProgressFn = silent
+        self, name: str, options: Mapping[str, Any] | None = None, progress: ProgressFn = silent
     ) -> Model:
-        """Loads or reloads a model for an admin: one that serves, one of the library, a package's, or a repository."""
+        """Loads or reloads a model for an admin: one that serves, one of the library, a package's, or a repository.
+        `options` are those of its engine that differ from the settings'."""
         source = self._known(name) or self._library.by_admin(name)
         if source is None:
             raise ApiError(
@@ -114,7 +114,7 @@ class ModelPool:
                 param="model_name",
                 code="model_not_found",
             )
-        return await self._load(source, engine or {}, progress)
+        return await self._load(source, options or {}, progress)
 
     def unload(self, name: str | None) -> Model:
         """Retires a model; what runs on it goes on to its end."""
@@ -157,9 +157,9 @@ class ModelPool:
 
     async def _load(self, source: Source, changes: Mapping[str, Any], progress: ProgressFn) -> Model:
         """Joins a load of the same that is under way; another one has to wait for its turn."""
-        engine = self._settings.engine_with(changes)
+        options = self._settings.engine_with(changes)
         running = self._loading
-        if running is not None and (running.source, running.engine) == (source, engine):
+        if running is not None and (running.source, running.options) == (source, options):
             return await _outcome(running.task, source)
         if running is not None:
             raise ApiError(
@@ -168,31 +168,32 @@ class ModelPool:
                 code="model_loading",
                 headers={"retry-after": "5"},
             )
-        return await _outcome(self._begin(source, engine, progress), source)
+        return await _outcome(self._begin(source, options, progress), source)
 
     def _begin(
-        self, source: Source, engine: Mapping[str, Any], progress: ProgressFn
+        self, source: Source, options: Mapping[str, Any], progress: ProgressFn
     ) -> "asyncio.Task[Model]":
-        task = asyncio.create_task(self._exchange(source, engine, progress))
+        task = asyncio.create_task(self._exchange(source, options, progress))
         # Whoever asked may have left: the failure is in the log, and nobody has to fetch it.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._loading = _Loading(source, engine, task)
+        self._loading = _Loading(source, options, task)
         return task
 
-    async def _exchange(self, source: Source, engine: Mapping[str, Any], progress: ProgressFn) -> Model:
+    async def _exchange(self, source: Source, options: Mapping[str, Any], progress: ProgressFn) -> Model:
         """The new one in, then whoever has to go out. Goes on even if the client that asked has left."""
         log.info("loading %s", source.id)
         started = time.monotonic()
+        names = (self._settings.served_names if source == self._first else ()) or (source.id,)
         try:
-            ready = await _in_thread(models.prepare, source, self._settings, engine, progress)
+            model = await _in_thread(
+                models.load, source, names, self._settings, options, self._loader, progress
+            )
         except Exception as error:
             log.warning("%s could not be loaded: %s", source.id, error)
             raise
         finally:
             self._loading = None
         log.info("loaded %s in %.1f s", source.id, time.monotonic() - started)
-        names = (self._settings.served_names if source == self._first else ()) or (source.id,)
-        model = models.start(source, names, ready)
         self._admit(model)
         return model
 
@@ -223,10 +224,10 @@ class ModelPool:
             task.add_done_callback(self._closing.discard)
 
     async def _close(self, model: Model) -> None:
-        await model.llm.close()
+        await model.client.close()
         name = model.id
         del model
-        await asyncio.to_thread(_give_memory_back)
+        await asyncio.to_thread(self._loader.reclaim)
         log.info("unloaded %s", name)
 
 
@@ -250,7 +251,7 @@ async def _in_thread(function: Callable[..., Value], *args: Any) -> Value:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Value] = loop.create_future()
 
-    def settle(set_outcome: Callable[[Any], None], outcome: Any) -> None:
+    def finish(set_outcome: Callable[[Any], None], outcome: Any) -> None:
         if not future.done():
             set_outcome(outcome)
 
@@ -260,16 +261,10 @@ async def _in_thread(function: Callable[..., Value], *args: Any) -> Value:
         except Exception as error:
             answer = (future.set_exception, error)
         with contextlib.suppress(RuntimeError):  # the event loop has ended
-            loop.call_soon_threadsafe(settle, *answer)
+            loop.call_soon_threadsafe(finish, *answer)
 
     threading.Thread(target=run, name="headlong-load", daemon=True).start()
     return await future
-
-
-def _give_memory_back() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def _shown(name: str) -> str:

@@ -3,7 +3,7 @@
 The histograms of requests are the observer's; they share the registry.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -12,8 +12,36 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headlong.server.model import Model
+from headlong.engine.client import EngineStats, Totals, Usage
 from headlong.server.pool import ModelPool
+
+Reading = tuple[str, EngineStats]
+"""A model's id and what its engine says at this moment."""
+COUNTERS: tuple[tuple[str, str, Callable[[Totals], int]], ...] = (
+    ("spec_decode_num_drafts", "Row steps that had drafts.", lambda totals: totals.draft_runs),
+    ("spec_decode_num_draft_tokens", "Tokens drafted.", lambda totals: totals.drafted),
+    ("spec_decode_num_accepted_tokens", "Drafts the target agreed with.", lambda totals: totals.accepted),
+    ("prompt_tokens", "Prompt tokens read.", lambda totals: totals.prompt_tokens),
+    ("prefix_cache_queries", "Prompt tokens that were asked for.", lambda totals: totals.asked_tokens),
+    ("prefix_cache_hits", "Those of them that the prefix cache had.", lambda totals: totals.cached_tokens),
+    ("generation_tokens", "Tokens generated.", lambda totals: totals.generated_tokens),
+    ("num_preemptions", "Rows put back to wait.", lambda totals: totals.preempted),
+    ("num_steps", "Passes of the target.", lambda totals: totals.steps),
+)
+GAUGES: tuple[tuple[str, str, Callable[[Usage], float]], ...] = (
+    ("num_requests_running", "Sequences in the batch.", lambda usage: usage.running),
+    ("num_requests_waiting", "Sequences that wait for a place.", lambda usage: usage.waiting),
+    (
+        "kv_cache_usage_perc",
+        "Share of the cache's pages in use, 0 to 1.",
+        lambda usage: usage.pages_used / usage.pages_total,
+    ),
+    (
+        "recurrent_slot_usage_perc",
+        "Share of the recurrent slots in use, 0 to 1.",
+        lambda usage: usage.slots_used / usage.slots_total,
+    ),
+)
 
 
 async def metrics(request: Request) -> Response:
@@ -31,59 +59,35 @@ class EngineCollector(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        models = self._pool.loaded()
-        yield from _counters(models)
-        yield _per_position(models)
-        yield from _gauges(models)
+        read = [(model.id, model.client.stats()) for model in self._pool.loaded()]
+        yield from _counters(read)
+        yield _per_position(read)
+        yield from _gauges(read)
 
 
-def _counters(models: list[Model]) -> Iterator[Metric]:
-    totals = [(model.id, model.metrics.totals()) for model in models]
-    for name, text, field in (
-        ("spec_decode_num_drafts", "Row steps that had drafts.", "draft_runs"),
-        ("spec_decode_num_draft_tokens", "Tokens drafted.", "drafted"),
-        ("spec_decode_num_accepted_tokens", "Drafts the target agreed with.", "accepted"),
-        ("prompt_tokens", "Prompt tokens read.", "prompt_tokens"),
-        ("prefix_cache_queries", "Prompt tokens that were asked for.", "asked_tokens"),
-        ("prefix_cache_hits", "Those of them that the prefix cache had.", "cached_tokens"),
-        ("generation_tokens", "Tokens generated.", "generated_tokens"),
-        ("num_preemptions", "Rows put back to wait.", "preempted"),
-        ("num_steps", "Passes of the target.", "steps"),
-    ):
+def _counters(read: list[Reading]) -> Iterator[Metric]:
+    for name, text, count in COUNTERS:
         family = CounterMetricFamily(f"headlong:{name}", text, labels=["model_name"])
-        for model, total in totals:
-            family.add_metric([model], getattr(total, field))
+        for model, stats in read:
+            family.add_metric([model], count(stats.totals))
         yield family
 
 
-def _per_position(models: list[Model]) -> Metric:
+def _per_position(read: list[Reading]) -> Metric:
     family = CounterMetricFamily(
         "headlong:spec_decode_num_accepted_tokens_per_pos",
         "Drafts the target agreed with, by their place in the draft, from 0.",
         labels=["model_name", "position"],
     )
-    for model in models:
-        for place, accepted in enumerate(model.metrics.totals().accepted_per_position):
-            family.add_metric([model.id, str(place)], accepted)
+    for model, stats in read:
+        for place, accepted in enumerate(stats.totals.accepted_per_position):
+            family.add_metric([model, str(place)], accepted)
     return family
 
 
-def _gauges(models: list[Model]) -> Iterator[Metric]:
-    usages = [(model.id, model.llm.usage) for model in models]
-    shares = {
-        "num_requests_running": ("Sequences in the batch.", lambda use: use.running),
-        "num_requests_waiting": ("Sequences that wait for a place.", lambda use: use.waiting),
-        "kv_cache_usage_perc": (
-            "Share of the cache's pages in use, 0 to 1.",
-            lambda use: use.pages_used / use.pages_total,
-        ),
-        "recurrent_slot_usage_perc": (
-            "Share of the recurrent slots in use, 0 to 1.",
-            lambda use: use.slots_used / use.slots_total,
-        ),
-    }
-    for name, (text, read) in shares.items():
+def _gauges(read: list[Reading]) -> Iterator[Metric]:
+    for name, text, value in GAUGES:
         family = GaugeMetricFamily(f"headlong:{name}", text, labels=["model_name"])
-        for model, usage in usages:
-            family.add_metric([model], read(usage))
+        for model, stats in read:
+            family.add_metric([model], value(stats.usage))
         yield family

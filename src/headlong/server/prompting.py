@@ -1,4 +1,4 @@
-"""From a chat request to a job: the template rendered, the grammar chosen, the sampling settled.
+"""From a chat request to a job: the template rendered, the grammar and the sampling parameters chosen.
 
 The other chat dialects translate themselves into a `ChatRequest` and come here too. Runs in a worker thread:
 rendering and tokenizing a long conversation takes a while.
@@ -52,7 +52,7 @@ def chat_job(model: Model, body: ChatRequest, settings: Settings, job_id: str, e
 
 def render(model: Model, body: ChatRequest) -> Prompted:
     """The conversation as the model's own template writes it."""
-    service = model.llm.service
+    codec = model.client.text
     messages = prepare_messages([message.model_dump(exclude_none=True) for message in body.messages])
     tools = None
     if body.tools and body.tool_choice != "none":
@@ -68,19 +68,19 @@ def render(model: Model, body: ChatRequest) -> Prompted:
             "enable_thinking": body.reasoning_effort != "none",
             "reasoning_effort": body.reasoning_effort,
         } | variables
-    text = service.render_chat(messages, tools=tools, **variables)
-    return Prompted(text, service.encode_rendered(text), tools)
+    text = codec.render_chat(messages, tools=tools, **variables)
+    return Prompted(text, codec.encode_rendered(text), tools)
 
 
 def sampling_defaults(model: Model, settings: Settings) -> Mapping[str, Any]:
     """The settings' over the checkpoint's; OpenAI's temperature where neither has one."""
-    recommended = model.llm.service.recommended_sampling()
-    return {"temperature": OPENAI_TEMPERATURE} | recommended | dict(settings.sampling)
+    recommended = model.client.description.recommended
+    return {"temperature": OPENAI_TEMPERATURE} | dict(recommended) | dict(settings.sampling)
 
 
 def output_tokens(model: Model, settings: Settings, prompt_len: int, wanted: int | None) -> int:
     """How many tokens may come: what was asked for, or all that the context has left."""
-    left = max(1, model.llm.service.engine.max_len - prompt_len)
+    left = max(1, model.client.description.max_len - prompt_len)
     limit = settings.max_tokens_limit
     if limit is not None and wanted is not None and wanted > limit:
         raise RequestError(f"max_tokens: {wanted} is above this server's limit of {limit}")
@@ -95,7 +95,7 @@ def sampling_fields(body: Sampling) -> dict[str, str]:
 
 def check_drafting(model: Model, body: Sampling) -> None:
     """`mtp: "on"` insists."""
-    refusal = model.llm.service.head_refusal
+    refusal = model.client.description.drafting.refusal
     if body.speculative is not None and body.speculative.mtp == "on" and refusal is not None:
         raise RequestError(f"speculative.mtp: 'on', but {refusal}; use 'auto'")
 

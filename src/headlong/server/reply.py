@@ -74,6 +74,11 @@ class Exchange:
         self._record = self._observer.begin(request, job, generation.model)
         request.state.recorded = True
 
+    @property
+    def result(self) -> Result:
+        """What has come so far."""
+        return self._generation.result
+
     async def whole(self, encoder: Encoder) -> Response:
         """The answer in one piece."""
         async with self.held:

@@ -53,7 +53,7 @@ async def responses(request: Request) -> Response:
     make = partial(_job, body=body, settings=settings, job_id=f"resp_{request.state.id}")
     with fields_named(_FIELDS):
         model, exchange = await admit(request, body.model, 1, make)
-    encoder = ResponsesEncoder(model, body, exchange.job)
+    encoder = ResponsesEncoder(model, body, exchange.job, exchange.result.choices[0].blocks)
     return exchange.stream(encoder) if body.stream else await exchange.whole(encoder)
 
 

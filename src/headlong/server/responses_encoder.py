@@ -29,16 +29,17 @@ _STEMS = {
 class ResponsesEncoder:
     """Output items are numbered like the blocks they are made from."""
 
-    def __init__(self, model: Model, body: ResponsesRequest, job: Job) -> None:
+    def __init__(self, model: Model, body: ResponsesRequest, job: Job, blocks: Blocks) -> None:
+        """`blocks` are those of the one choice, which grow while it is generated."""
         self._model = model
         self._body = body
         self._job = job
         self._created = int(time.time())
         self._sequence = itertools.count()
-        self._blocks = Blocks()
+        self._blocks = blocks
         self._logprobs: TextLogprobs | None = None
         if body.wants_logprobs:
-            tokenizer = model.llm.service.tokenizer
+            tokenizer = model.client.text.tokenizer
             assert tokenizer is not None and job.make_parser is not None, "a chat has both"
             self._logprobs = TextLogprobs(tokenizer, job.make_parser())
 
@@ -51,8 +52,7 @@ class ResponsesEncoder:
     def piece(self, piece: Piece) -> str:
         if self._logprobs is not None:
             self._logprobs.push(piece.chunk.logprobs)
-        changes = self._blocks.take(piece.events)
-        return "".join(self._change(change, piece.chunk.finish_reason) for change in changes)
+        return "".join(self._change(change, piece.chunk.finish_reason) for change in piece.changes)
 
     def end(self, result: Result) -> str:
         reason = result.completions[0].finish_reason
@@ -93,16 +93,16 @@ class ResponsesEncoder:
         return response | accounting.figures(result)
 
     def _change(self, change: Change, reason: str | None) -> str:
-        block, stem = change.block, _STEMS[change.block.kind]
+        block, stem = change.block, _STEMS[change.block.type]
         place = {"item_id": self._item_id(block), "output_index": block.index}
-        if block.kind != "call":
+        if block.type != "call":
             place["content_index"] = 0
         match change.what:
             case "opened":
                 return self._opened(block, place)
             case "grew":
                 more = {}
-                if block.kind == "text":
+                if block.type == "text":
                     more["logprobs"] = [] if self._logprobs is None else self._logprobs.more(block.index)
                 return self._event(f"{stem}.delta", **place, delta=change.text, **more)
             case "closed":
@@ -111,15 +111,15 @@ class ResponsesEncoder:
     def _opened(self, block: Block, place: dict[str, Any]) -> str:
         item = self._item(block, "in_progress", None)
         text = self._event("response.output_item.added", output_index=block.index, item=item)
-        if block.kind != "call":
-            part = _part(block.kind, "", [])
+        if block.type != "call":
+            part = _part(block.type, "", [])
             text += self._event("response.content_part.added", **place, part=part)
         return text
 
     def _closed(self, block: Block, place: dict[str, Any], status: str) -> str:
         item = self._item(block, status, self._logprobs)
-        stem = _STEMS[block.kind]
-        if block.kind == "call":
+        stem = _STEMS[block.type]
+        if block.type == "call":
             text = self._event(f"{stem}.done", **place, name=block.name, arguments=block.text)
         else:
             part = item["content"][0]
@@ -132,18 +132,18 @@ class ResponsesEncoder:
         """As it stands; without content while it is in progress."""
         item: dict[str, Any] = {"id": self._item_id(block), "status": status}
         begun = status == "in_progress"
-        if block.kind == "call":
+        if block.type == "call":
             arguments = "" if begun else block.text
             call = {"call_id": block.call_id, "name": block.name, "arguments": arguments}
             return item | {"type": "function_call"} | call
         tokens = [] if logprobs is None else logprobs.all(block.index)
-        content = [] if begun else [_part(block.kind, block.text, tokens)]
-        if block.kind == "reasoning":
+        content = [] if begun else [_part(block.type, block.text, tokens)]
+        if block.type == "reasoning":
             return item | {"type": "reasoning", "summary": [], "content": content, "encrypted_content": None}
         return item | {"type": "message", "role": "assistant", "content": content}
 
     def _item_id(self, block: Block) -> str:
-        return f"{_PREFIXES[block.kind]}_{self._job.id.removeprefix('resp_')}_{block.index}"
+        return f"{_PREFIXES[block.type]}_{self._job.id.removeprefix('resp_')}_{block.index}"
 
     def _event(self, name: str, /, **fields: Any) -> str:
         return event({"type": name, "sequence_number": next(self._sequence)} | fields, name)
@@ -199,7 +199,7 @@ class ResponsesEncoder:
 def _shown(blocks: Blocks, finish_reason: str) -> list[Block]:
     """An answer that ended has a message or a call in it, if only an empty message."""
     listed = list(blocks)
-    if finish_reason != "length" and all(block.kind == "reasoning" for block in listed):
+    if finish_reason != "length" and all(block.type == "reasoning" for block in listed):
         listed.append(Block("text", len(listed)))
     return listed
 

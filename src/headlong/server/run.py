@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import uvicorn
 
+from headlong.engine.client import EngineLoader
 from headlong.errors import ConfigError
 from headlong.progress import default_progress
 from headlong.server import logs
@@ -31,8 +32,8 @@ SPARE_FILES = 256
 """File descriptors for everything but connections."""
 
 
-def serve(settings: Settings) -> int:
-    """Serves until a signal; the exit code."""
+def serve(settings: Settings, loader: EngineLoader) -> int:
+    """Serves models that the loader makes engines for, until a signal; the exit code."""
     logs.setup(level=settings.log_level, format=settings.log_format, prompts=settings.log_prompts)
     for sentence in suspicious_variables():
         log.warning(sentence)
@@ -41,12 +42,12 @@ def serve(settings: Settings) -> int:
         auth = Auth(settings.api_keys, settings.admin_keys, exposed)
         _warn_if_open(settings, auth, exposed)
         _allow_connections(settings.max_connections)
-        asyncio.run(_run(settings, auth, listener))
+        asyncio.run(_run(settings, loader, auth, listener))
     return 0
 
 
-async def _run(settings: Settings, auth: Auth, listener: socket.socket) -> None:
-    pool = ModelPool(settings)
+async def _run(settings: Settings, loader: EngineLoader, auth: Auth, listener: socket.socket) -> None:
+    pool = ModelPool(settings, loader)
     model = await pool.start(default_progress())
     app = build_app(settings, pool, auth)
     server = _Server(
@@ -85,18 +86,16 @@ def announcement(listener: socket.socket, model: Model) -> str:
     """One line: where, what, and what drafting does."""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    service = model.llm.service
-    if service.head_refusal is not None:
-        drafting = f"MTP off: {service.head_refusal}"
-    elif not service.engine.drafts:
-        drafting = "MTP off unless a request asks for it: draft_tokens is 0"
-    elif service.engine.adaptive:
-        drafting = f"MTP on: drafts where it pays, at most {service.engine.max_drafts} per step"
+    drafting = model.client.description.drafting
+    if drafting.refusal is not None:
+        told = f"MTP off: {drafting.refusal}"
+    elif not drafting.wanted:
+        told = "MTP off unless a request asks for it: draft_tokens is 0"
+    elif drafting.adaptive:
+        told = f"MTP on: drafts where it pays, at most {drafting.deepest} per step"
     else:
-        drafting = (
-            f"MTP on: up to {service.engine.drafts} drafts per step, at most {service.engine.max_drafts}"
-        )
-    return f"headlong serves {model.id} at http://{shown}:{port} · {drafting}"
+        told = f"MTP on: up to {drafting.wanted} drafts per step, at most {drafting.deepest}"
+    return f"headlong serves {model.id} at http://{shown}:{port} · {told}"
 
 
 def bind(settings: Settings) -> socket.socket:

@@ -37,20 +37,20 @@ def snapshot(server: Server) -> dict[str, Any]:
 
 
 def _of_model(server: Server, model: Model) -> dict[str, Any]:
-    engine, usage = model.llm.service.engine, model.llm.usage
-    totals, recent = model.metrics.totals(), model.metrics.recent()
+    description, stats = model.client.description, model.client.stats()
+    drafting, usage, totals, recent = description.drafting, stats.usage, stats.totals, stats.recent
     return {
         "model": model.id,
         "mtp": {
-            "available": model.llm.service.head_refusal is None,
-            "reason": model.llm.service.head_refusal,
-            "default_k": engine.usual_drafts,
-            "max_k": engine.max_drafts,
+            "available": drafting.refusal is None,
+            "reason": drafting.refusal,
+            "default_k": drafting.usual,
+            "max_k": drafting.deepest,
         },
         "rows": {
             "running": usage.running,
             "waiting": usage.waiting,
-            "max": usage.slots_total,
+            "max": description.max_rows,
             "queue_limit": server.limit.max_queue,
         },
         "cache": {
@@ -59,8 +59,8 @@ def _of_model(server: Server, model: Model) -> dict[str, Any]:
             "slots_used": usage.slots_used,
             "slots_total": usage.slots_total,
         },
-        "rates": asdict(model.metrics.rates()),
-        "plain_tokens_per_second": model.plain_tokens_per_second,
+        "rates": asdict(stats.rates),
+        "plain_tokens_per_second": description.plain_tokens_per_second,
         "positions": _positions(totals.tried_per_position, totals.accepted_per_position),
         "recent_positions": _positions(recent.tried_per_position, recent.accepted_per_position),
         "totals": {

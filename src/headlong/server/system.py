@@ -11,7 +11,7 @@ async def health(request: Request) -> Response:
     """200 while requests are served; 503 with the reason once they are not."""
     server = request.app.state.server
     model = server.pool.current
-    failures = [(one, one.llm.failure) for one in server.pool.loaded() if one.llm.failure is not None]
+    failures = [(one, why) for one in server.pool.loaded() if (why := one.client.failure) is not None]
     if server.limit.draining:
         return JsonReply({"status": "draining"}, 503)
     if failures:

@@ -36,7 +36,7 @@ async def decode(request: Request) -> Response:
 
 
 def _tokenizer(model: Model) -> Tokenizer:
-    tokenizer = model.llm.service.tokenizer
+    tokenizer = model.client.text.tokenizer
     if tokenizer is None:
         raise RequestError("model: this one has no tokenizer.json")
     return tokenizer

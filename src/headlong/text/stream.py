@@ -223,14 +223,6 @@ class TextStream:
             )
         self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer, skip_special_tokens)
         self._matcher = StopMatcher(stops) if stops else None
-        self._pieces: list[str] = []
-
-    @property
-    def text(self) -> str:
-        """All text emitted so far."""
-        if len(self._pieces) > 1:
-            self._pieces = ["".join(self._pieces)]
-        return self._pieces[0] if self._pieces else ""
 
     @property
     def stopped(self) -> str | None:
@@ -244,8 +236,8 @@ class TextStream:
             return _NOTHING
         text = self._detokenizer.push((token_id,))
         if self._matcher is None or not match:
-            return self._emit(text, None) if text else _NOTHING
-        return self._emit(*self._matcher.push(text))
+            return TextEvent(text) if text else _NOTHING
+        return TextEvent(*self._matcher.push(text))
 
     def finish(self) -> str:
         """The sequence ended: return the text still held. `stopped` may become set here, when a
@@ -257,9 +249,4 @@ class TextStream:
             text, stopped = self._matcher.push(text)
             if stopped is None:
                 text += self._matcher.flush()
-        return self._emit(text, None).text
-
-    def _emit(self, text: str, stopped: str | None) -> TextEvent:
-        if text:
-            self._pieces.append(text)
-        return TextEvent(text, stopped)
+        return text

@@ -1,0 +1,55 @@
+"""From what people write to tokens and back, for one model: its tokenizer and its chat template together.
+
+Knows no engine: whoever has the model's files has this, on whatever machine.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headlong.errors import RequestError
+from headlong.text.template import ChatTemplate
+from headlong.text.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class TextCodec:
+    """Immutable, and safe to use from several threads."""
+
+    origin: str
+    """Where the model's files are; complaints name it."""
+    tokenizer: Tokenizer | None
+    template: ChatTemplate | None
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """The tokens of a text; token ids are passed on as they are."""
+        if not isinstance(prompt, Sequence):
+            raise RequestError(f"prompt must be text or a list of token ids, not {prompt!r}")
+        if not isinstance(prompt, str):
+            return tuple(prompt)
+        if self.tokenizer is None:
+            raise RequestError(
+                f"prompt is text, but {self.origin} has no tokenizer.json; pass token ids or add the file"
+            )
+        return tuple(self.tokenizer.encode(prompt))
+
+    def encode_chat(self, messages: Sequence[Message], **variables: Any) -> tuple[int, ...]:
+        """The tokens of a conversation; further keywords go to the chat template."""
+        return self.encode_rendered(self.render_chat(messages, **variables))
+
+    def render_chat(self, messages: Sequence[Message], **variables: Any) -> str:
+        """The prompt's text, as the model's own template writes it."""
+        if self.tokenizer is None or self.template is None:
+            missing = "tokenizer.json" if self.tokenizer is None else "chat template"
+            raise RequestError(
+                f"messages need a chat template, but {self.origin} has no {missing}; pass a prompt"
+            )
+        return self.template.render(list(messages), add_generation_prompt=True, **variables)
+
+    def encode_rendered(self, text: str) -> tuple[int, ...]:
+        """The tokens of a text that a template wrote: special tokens are in it already."""
+        assert self.tokenizer is not None, "rendering needed one"
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
