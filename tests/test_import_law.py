@@ -13,6 +13,7 @@ MAX_LINES = 450
 ORDER = (
     "version",
     "errors",
+    "option",
     "env",
     "progress",
     "params",

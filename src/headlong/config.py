@@ -1,72 +1,114 @@
-"""What a user may choose about an engine, checked once; architecture sizes never come from here."""
+"""What a user may choose about an engine, checked once; architecture sizes never come from here.
 
+The one table of engine options: the server's settings, load requests and every command's flags are made from it.
+Imports torch only where a device or a dtype is wanted: help must answer at once.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal
 
 from headlong.errors import ConfigError
+from headlong.option import Option, ValueType, field_for, options_of
+
+if TYPE_CHECKING:
+    import torch
 
 MAX_DRAFTS = 16
-DTYPES = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
+DTYPES = ("bfloat16", "float16", "float32", "float64")
 REPACKED = ("none", "fp8", "int8", "int4")
 """What a head's matrices can be turned into on load; "none" unpacks them."""
 DRAFT_QUANTIZATIONS = ("auto", *REPACKED, "gptq", "gptq_v2")
+
+
+def _option(default: Any, type: ValueType, help: str, **more: Any) -> Any:
+    return field_for(Option("engine", type, help, **more), default)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Every field has a default that suits the embedded model on a laptop."""
 
-    mtp: Literal["auto", "on", "off"] = "auto"
-    draft_tokens: int | Literal["auto"] = "auto"
+    mtp: Literal["auto", "on", "off"] = _option(
+        "auto",
+        "choice",
+        "auto drafts if the model has a usable head, on insists, off never drafts",
+        choices=("auto", "on", "off"),
+    )
+    draft_tokens: int | Literal["auto"] = _option(
+        "auto", "depth", "tokens drafted per step, or auto; 0 is plain decoding"
+    )
     """Drafts per step where a request does not say; auto is what pays at this moment, step by step."""
-    draft_quantization: str = "auto"
+    max_draft_tokens: int = _option(8, "whole", "the deepest draft a request may ask for")
+    """State is sized for it."""
+    draft_quantization: str = _option(
+        "auto",
+        "choice",
+        "the head as stored (auto), unpacked (none), packed on load (fp8, int8, int4), or its GPTQ version",
+        choices=DRAFT_QUANTIZATIONS,
+    )
     """How the head is kept: as its tensors say, unpacked (none), packed on load (fp8, int8, int4); gptq and gptq_v2
     say which zero points a GPTQ head has, which its tensors cannot."""
-    draft_dtype: str = "auto"
-    """What the head's unpacked matrices are kept in; by default as they are stored, where that is fast."""
-    draft_vocab: int | str | Path | None = None
-    """Draft among so many tokens alone: an lm_head that is a good part of a draft's time gets shorter. The target
-    decides as ever. They are the most frequent ones where `headlong tune` counted them, else the first, which byte-pair
-    vocabularies have in the order of their merges; a file names them one by one."""
-    draft_device: str | None = None
+    draft_dtype: str = _option(
+        "auto", "text", "what the head's unpacked matrices are kept in; auto as stored", metavar="NAME"
+    )
+    """By default as they are stored, where that is fast."""
+    draft_vocab: int | str | Path | None = _option(  # noqa: RUF009 - a field, made by a function
+        None,
+        "tokens",
+        "draft among so many tokens alone, the most frequent, or those a file lists; by default all",
+    )
+    """An lm_head that is a good part of a draft's time gets shorter; the target decides as ever. The tokens are the
+    most frequent ones where `headlong tune` counted them, else the first, which byte-pair vocabularies have in the
+    order of their merges; a file names them one by one."""
+    draft_device: str | None = _option(
+        None, "text", "where the head drafts, if not on the model's device: cpu, cuda:1", metavar="NAME"
+    )
     """Where the head drafts, with a copy of all it needs and state of its own; by default where the model is. The
     model's device is then free of the head's weights, and each step's hidden states travel."""
-    device: str = "auto"
-    dtype: str = "auto"
-    max_rows: int = 16
-    """Sequences that run at the same time; more wait."""
-    max_context: int | None = None
-    """Tokens of prompt and output together; by default what the model allows, within `cache_tokens`."""
-    cache_tokens: int | None = None
-    """Tokens the paged cache holds in all; by default what `max_rows` full contexts need, on a GPU as far as there is
-    room, elsewhere at most 65,536."""
-    gpu_memory_fraction: float = 0.9
-    """Share of a GPU's whole memory that the engine may take, weights included. Without meaning elsewhere."""
-    page_size: int = 64
-    chunk_tokens: int = 512
-    """Prompt tokens read in one step."""
-    max_draft_tokens: int = 8
-    """The deepest draft a request may ask for; state is sized for it."""
-    proposer: str = "auto"
-    """Who drafts: mtp, ngram, draft, or a chain such as ngram+mtp; auto is mtp where there is a head."""
-    drafter: str | None = None
-    """The model that drafts, for the proposer `draft`: a folder, a .gguf file or a repository id."""
-    prefix_cache: bool = True
-    """Keep what rows computed, for prompts that begin alike."""
-    prefix_device_bytes: int | None = None
-    """Of recurrent checkpoints on the device; by default as much as all rows' own recurrent state, twice."""
-    prefix_host_bytes: int | None = None
-    """Of those that were pushed out, in host memory; by default four times as much. On CPU the two are one."""
-    check_every_step: bool = False
-    """Verify pages, slots, counts and hashes after every step: slow, for finding faults."""
+    proposer: str = _option(
+        "auto", "text", "who drafts: mtp, ngram, draft, or a chain such as ngram+mtp; auto is mtp"
+    )
+    """By default `mtp`, where there is a head."""
+    drafter: str | None = _option(
+        None, "text", "the model that drafts, for the proposer draft", low=1, high=512
+    )
+    """A folder, a .gguf file or a repository id."""
+    prefix_cache: bool = _option(True, "switch", "keep what rows computed, for prompts that begin alike")
+    device: str = _option("auto", "text", "auto, cpu, cuda or cuda:1", metavar="NAME")
+    dtype: str = _option("auto", "text", "auto, bfloat16, float16, float32 or float64", metavar="NAME")
+    max_rows: int = _option(
+        16, "whole", "sequences that run at the same time; more wait", flags=("--max-num-seqs",)
+    )
+    max_context: int | None = _option(
+        None,
+        "whole",
+        "tokens of prompt and output together",
+        flags=("--max-model-len",),
+        aliases=("max_seq_len", "max_model_len"),
+    )
+    """By default what the model allows, within `cache_tokens`."""
+    cache_tokens: int | None = _option(None, "whole", "tokens the paged cache holds in all")
+    """By default what `max_rows` full contexts need, on a GPU as far as there is room, elsewhere at most 65,536."""
+    gpu_memory_fraction: float = _option(
+        0.9,
+        "number",
+        "share of a GPU's memory the engine may take, weights included; not for CPUs",
+        high=1,
+        flags=("--gpu-memory-utilization",),
+        aliases=("gpu_memory_utilization",),
+    )
+    page_size: int = _option(64, "whole", "tokens per page of the cache")
+    chunk_tokens: int = _option(512, "whole", "prompt tokens read in one step")
+    prefix_device_bytes: int | None = _option(
+        None, "whole", "checkpoints of recurrent state kept on the device"
+    )
+    """By default as much as all rows' own recurrent state, twice."""
+    prefix_host_bytes: int | None = _option(None, "whole", "and of those pushed out of it, in host memory")
+    """By default four times as much as on the device. On CPU the two are one."""
+    check_every_step: bool = _option(False, "switch", "verify pages, slots and hashes after every step; slow")
+    """For finding faults."""
 
     def __post_init__(self) -> None:
         if self.mtp not in ("auto", "on", "off"):
@@ -106,18 +148,24 @@ class EngineConfig:
         chosen = self.max_draft_tokens if self.draft_tokens == "auto" else self.draft_tokens
         return min(chosen, self.max_draft_tokens)
 
-    def resolve_device(self) -> torch.device:
+    def resolve_device(self) -> "torch.device":
         if self.device == "auto":
+            import torch
+
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         return _device("device", self.device, "'auto', ")
 
-    def resolve_draft_device(self) -> torch.device | None:
+    def resolve_draft_device(self) -> "torch.device | None":
         """None if the head stays with the model."""
         return None if self.draft_device is None else _device("draft_device", self.draft_device)
 
-    def resolve_dtype(self) -> torch.dtype | None:
+    def resolve_dtype(self) -> "torch.dtype | None":
         """None leaves the choice to the checkpoint and the device."""
-        return None if self.dtype == "auto" else DTYPES[self.dtype]
+        return _dtype(self.dtype)
+
+    def resolve_draft_dtype(self) -> "torch.dtype | None":
+        """None keeps the head's unpacked matrices as they are stored, where that is fast."""
+        return _dtype(self.draft_dtype)
 
     def resolve_context(self, max_position: int) -> tuple[int, int]:
         """(longest sequence, pages of the cache). A sequence must fit in the cache with its drafts."""
@@ -132,8 +180,28 @@ class EngineConfig:
         return min(context, fits), num_pages
 
 
-def _device(name: str, wanted: str, others: str = "") -> torch.device:
+ENGINE_OPTIONS = options_of(EngineConfig)
+
+
+def with_room_for_drafts(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords for `EngineConfig`: who asks for deep drafts alone also gets room for them. More than an engine can do
+    is left to its own complaint."""
+    drafts = options.get("draft_tokens")
+    if not isinstance(drafts, int) or "max_draft_tokens" in options:
+        return dict(options)
+    return dict(options) | {"max_draft_tokens": min(max(drafts, EngineConfig.max_draft_tokens), MAX_DRAFTS)}
+
+
+def _dtype(name: str) -> "torch.dtype | None":
+    import torch
+
+    return None if name == "auto" else getattr(torch, name)
+
+
+def _device(name: str, wanted: str, others: str = "") -> "torch.device":
     """`others` are further values the field may have, for the complaint."""
+    import torch
+
     try:
         device = torch.device(wanted)
     except (RuntimeError, TypeError) as error:

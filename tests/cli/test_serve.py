@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import pytest
 
 from headlong.server import keys, logs
-from headlong.server.settings import SPECS
+from headlong.server.settings import OPTIONS
 from support.command import Headlong
 
 PATIENCE = 120
@@ -228,7 +228,7 @@ def test_mistakes_are_one_sentence(headlong: Headlong, words: str, complaint: st
 
 def test_every_setting_has_its_flag(headlong: Headlong) -> None:
     page = headlong("serve", "--help").out
-    for name in SPECS:
+    for name in OPTIONS:
         assert f"--{name.replace('_', '-')}" in page or name == "model"
 
 

@@ -56,7 +56,7 @@ def running(body, **options):
     """Runs `body(pool)` with a pool that has started."""
 
     async def whole():
-        pool = ModelPool(Settings(max_rows=4, **options), LocalEngines())
+        pool = ModelPool(Settings.of(max_rows=4, **options), LocalEngines())
         await pool.start()
         try:
             return await asyncio.wait_for(body(pool), PATIENCE)

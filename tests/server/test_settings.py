@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from headlong.cli import settings_table
-from headlong.config import EngineConfig
+from headlong.config import ENGINE_OPTIONS, EngineConfig
 from headlong.errors import ConfigError
 from headlong.server import config_file, keys
-from headlong.server.settings import ENGINE_FIELDS, FIELDS, SPECS, Settings
+from headlong.server.models import LoadBody, LoadRequest
+from headlong.server.settings import OPTIONS, Settings
 from headlong.server.settings_sources import load, suspicious_variables
 
 DOCS = Path(__file__).parents[2] / "docs" / "server.md"
@@ -47,7 +48,10 @@ def test_defaults_are_safe():
 
 
 def test_engine_fields_are_those_of_the_engine():
-    assert set(ENGINE_FIELDS) == {field.name for field in dataclasses.fields(EngineConfig)}
+    names = [field.name for field in dataclasses.fields(EngineConfig)]
+    assert [name for name, option in OPTIONS.items() if option.group == "engine"] == names
+    load_fields = set(LoadRequest.model_fields) - set(LoadBody.model_fields)
+    assert load_fields == set(names), "a load request takes every one of them"
 
 
 def test_precedence(from_yaml, monkeypatch):
@@ -55,7 +59,7 @@ def test_precedence(from_yaml, monkeypatch):
     monkeypatch.setenv("HEADLONG_PORT", "2")
     monkeypatch.setenv("HEADLONG_MAX_QUEUE", "2")
     settings = from_yaml(text, port="3")
-    assert (settings.port, settings.max_queue, settings.max_rows) == (3, 2, 1)
+    assert (settings.port, settings.max_queue, settings.engine_options["max_rows"]) == (3, 2, 1)
     assert settings.max_models == 1
 
 
@@ -93,21 +97,26 @@ SPECIAL = {
 }
 
 
+def value_of(settings: Settings, name: str) -> object:
+    """Of the server's own settings or the engine's."""
+    return settings.engine_options[name] if name in ENGINE_OPTIONS else getattr(settings, name)
+
+
 def sample(name: str) -> tuple[str, object]:
-    spec = SPECS[name]
-    if spec.kind == "choice":
-        return spec.choices[-1], spec.choices[-1]
-    return SPECIAL[name] if name in SPECIAL else SAMPLES[spec.kind]
+    option = OPTIONS[name]
+    if option.type == "choice":
+        return option.choices[-1], option.choices[-1]
+    return SPECIAL[name] if name in SPECIAL else SAMPLES[option.type]
 
 
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("name", OPTIONS)
 def test_every_field_from_every_source(name, from_yaml, monkeypatch):
     text, value = sample(name)
-    assert getattr(load({name: text}), name) == value
+    assert value_of(load({name: text}), name) == value
     as_yaml = list(value) if isinstance(value, tuple) else value
-    assert getattr(from_yaml(f"{name}: {as_yaml!r}\n".replace("True", "true")), name) == value
+    assert value_of(from_yaml(f"{name}: {as_yaml!r}\n".replace("True", "true")), name) == value
     monkeypatch.setenv(f"HEADLONG_{name.upper()}", text)
-    assert getattr(load({}), name) == value
+    assert value_of(load({}), name) == value
 
 
 @pytest.mark.parametrize(
@@ -211,7 +220,7 @@ def test_empty_files_and_empty_values(from_yaml):
 
 @pytest.mark.parametrize(("text", "wanted"), [("on", "on"), ("off", "off"), ("true", "on"), ("auto", "auto")])
 def test_yaml_reads_on_and_off_as_booleans(from_yaml, text, wanted):
-    assert from_yaml(f"mtp: {text}").mtp == wanted
+    assert value_of(from_yaml(f"mtp: {text}"), "mtp") == wanted
 
 
 TABBY = """
@@ -225,17 +234,17 @@ def test_tabby_sections(from_yaml):
     settings = from_yaml(TABBY)
     assert (settings.host, settings.port) == ("0.0.0.0", 5000)
     assert (settings.model, settings.model_dir, settings.inline_loading) == ("tale", "models", True)
-    assert (settings.max_context, settings.mtp, settings.draft_tokens) == (2048, "on", 4)
+    assert settings.engine_options == {"max_context": 2048, "mtp": "on", "draft_tokens": 4}
 
 
 @pytest.mark.parametrize("method", ["mtp", "qwen3_next_mtp"])
 def test_vllm_speculative_config(from_yaml, method):
     text = f'{{"method": "{method}", "num_speculative_tokens": 5}}'
     for settings in (load({"speculative_config": text}), from_yaml(f"speculative_config: {text}")):
-        assert (settings.mtp, settings.draft_tokens) == ("on", 5)
+        assert settings.engine_options == {"mtp": "on", "draft_tokens": 5}
     with pytest.raises(ConfigError, match="contradicts"):
         load({"speculative_config": text, "draft_tokens": "4"})
-    assert from_yaml(f"speculative_config: {text}", draft_tokens="4").draft_tokens == 4, (
+    assert value_of(from_yaml(f"speculative_config: {text}", draft_tokens="4"), "draft_tokens") == 4, (
         "a flag wins over a file"
     )
 
@@ -314,8 +323,8 @@ def test_the_table_in_the_docs_is_the_code_s():
 
 
 def test_a_draft_vocabulary_is_a_number_or_a_file(from_yaml):
-    assert load({"draft_vocab": "lists/common.json"}).draft_vocab == "lists/common.json"
-    assert from_yaml("draft_vocab: common.json\n").draft_vocab == "common.json"
+    assert value_of(load({"draft_vocab": "lists/common.json"}), "draft_vocab") == "lists/common.json"
+    assert value_of(from_yaml("draft_vocab: common.json\n"), "draft_vocab") == "common.json"
     for wrong in ("-4", "0"):
         with pytest.raises(ConfigError, match="--draft-vocab: draft_vocab must be a whole number"):
             load({"draft_vocab": wrong})

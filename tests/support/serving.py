@@ -25,7 +25,7 @@ class RunningServer:
     """`with RunningServer(max_rows=4) as server:`; keywords are settings. Engines are real unless a loader is given."""
 
     def __init__(self, *, loader: EngineLoader | None = None, **options: Any) -> None:
-        self.settings = Settings(port=0, **options)
+        self.settings = Settings.of(port=0, **options)
         self._loader = loader or LocalEngines()
         self._ready = threading.Event()
         self._failure: BaseException | None = None

@@ -14,6 +14,7 @@ import headlong
 from headlong.cli import options, summary
 from headlong.cli.prompts import encode, read_prompts
 from headlong.cli.terminal import console
+from headlong.config import with_room_for_drafts
 from headlong.errors import RequestError
 from headlong.params import SamplingParams
 from headlong.progress import default_progress
@@ -96,8 +97,8 @@ def execute(args: argparse.Namespace) -> int:
     wanted = options.engine_options(args) | {
         "mtp": "on" if depths[-1] else "off",
         "draft_tokens": depths[-1],
-        "max_draft_tokens": options.deepest(depths[-1]),
     }
+    wanted = with_room_for_drafts(wanted)
     llm = LLM(args.model, max_rows=args.rows, progress=progress, **wanted)
     encoded = [encode(llm, prompt, raw=args.raw) for prompt in prompts]
     try:

@@ -5,8 +5,11 @@ A flag that was not given is None and passed to nobody, so every default stays w
 """
 
 import argparse
+from collections.abc import Callable
 from typing import Any, NoReturn
 
+from headlong.config import ENGINE_OPTIONS, EngineConfig, with_room_for_drafts
+from headlong.option import ValueType, metavar
 from headlong.params import SamplingParams
 
 MODEL_HELP = "a folder, a .gguf file, a Hugging Face repository id or smollm2; without it, the embedded model"
@@ -25,8 +28,9 @@ SAMPLING = (
     "ignore_eos",
     "verify",
 )
-USUAL_DEPTH, DEEPEST = 8, 16
-"""`EngineConfig.max_draft_tokens`: its default and its limit."""
+HEAD_OPTIONS = ("mtp", "draft_quantization", "draft_dtype", "draft_vocab", "draft_device")
+DEVICE_OPTIONS = ("device", "dtype", "gpu_memory_fraction")
+"""The engine options that every command has which loads a model to generate."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -68,60 +72,38 @@ def tokens(text: str) -> int | str:
     return int(text) if text.lstrip("+-").isdecimal() else text
 
 
+_READERS: dict[ValueType, Callable[[str], Any]] = {
+    "whole": whole,
+    "number": number,
+    "depth": depth,
+    "tokens": tokens,
+}
+
+
 def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
 
 
 def add_engine(parser: argparse.ArgumentParser, *, mtp: bool = True) -> None:
     group = parser.add_argument_group("engine")
-    if mtp:
-        group.add_argument(
-            "--mtp",
-            choices=("auto", "on", "off"),
-            metavar="auto|on|off",
-            help="auto drafts if the model has a usable head, on insists, off never drafts",
-        )
-        group.add_argument(
-            "--draft-quantization",
-            metavar="FORMAT",
-            help="the head as stored (auto), unpacked (none), packed on load (fp8, int8, int4), or gptq, gptq_v2",
-        )
-        group.add_argument(
-            "--draft-dtype",
-            metavar="NAME",
-            help="what the head's unpacked matrices are kept in (default: auto)",
-        )
-        group.add_argument(
-            "--draft-vocab",
-            type=tokens,
-            metavar="N|FILE",
-            help="draft among so many tokens alone, the most frequent, or those a file lists (default: all)",
-        )
-        group.add_argument(
-            "--draft-device",
-            metavar="NAME",
-            help="where the head drafts, with a copy of all it needs: cpu, cuda:1 (default: the model's device)",
-        )
-    group.add_argument("--device", metavar="NAME", help="auto, cpu, cuda or cuda:1 (default: auto)")
-    group.add_argument(
-        "--dtype", metavar="NAME", help="auto, bfloat16, float16, float32 or float64 (default: auto)"
-    )
-    group.add_argument(
-        "--gpu-memory-fraction",
-        type=number,
-        metavar="X",
-        help="share of a GPU's memory the engine may take, weights included; not for CPUs (default: 0.9)",
-    )
+    for name in (*HEAD_OPTIONS, *DEVICE_OPTIONS) if mtp else DEVICE_OPTIONS:
+        _add_engine_option(group, name)
     group.add_argument("-v", "--verbose", action="store_true", help="say on stderr what was chosen and why")
 
 
-def add_draft_tokens(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--draft-tokens",
-        type=depth,
-        metavar="N|auto",
-        help="tokens the head drafts per step; 0 is plain decoding (default: auto)",
+def _add_engine_option(group: Any, name: str) -> None:
+    option, default = ENGINE_OPTIONS[name], getattr(EngineConfig, name)
+    group.add_argument(
+        f"--{name.replace('_', '-')}",
+        type=_READERS.get(option.type),
+        choices=option.choices or None,
+        metavar=metavar(option),
+        help=option.help if default is None else f"{option.help} (default: {default})",
     )
+
+
+def add_draft_tokens(parser: argparse.ArgumentParser) -> None:
+    _add_engine_option(parser, "draft_tokens")
 
 
 def add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int, verify: bool = True) -> None:
@@ -169,26 +151,8 @@ def add_colour(parser: argparse.ArgumentParser) -> None:
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """Keywords for `LLM`, of the flags that were given."""
-    names = (
-        "mtp",
-        "device",
-        "dtype",
-        "draft_tokens",
-        "draft_quantization",
-        "draft_dtype",
-        "draft_vocab",
-        "draft_device",
-        "gpu_memory_fraction",
-    )
-    given = {name: value for name in names if (value := getattr(args, name, None)) is not None}
-    if isinstance(given.get("draft_tokens"), int):
-        given["max_draft_tokens"] = deepest(given["draft_tokens"])
-    return given
-
-
-def deepest(drafts: int) -> int:
-    """The engine's depth for a wish; more than an engine can do is left to its own complaint."""
-    return min(max(drafts, USUAL_DEPTH), DEEPEST)
+    given = {name: value for name in ENGINE_OPTIONS if (value := getattr(args, name, None)) is not None}
+    return with_room_for_drafts(given)
 
 
 def sampling_options(args: argparse.Namespace, **defaults: Any) -> dict[str, Any]:

@@ -4,7 +4,8 @@ import argparse
 from typing import Any
 
 from headlong.cli import options
-from headlong.server.settings import FIELDS, SPECS, Spec
+from headlong.option import METAVARS, Option, metavar
+from headlong.server.settings import DEFAULTS, OPTIONS
 
 EPILOG = """\
 A flag wins over an environment variable (HEADLONG_PORT for --port), that over config.yml, that over the
@@ -18,16 +19,6 @@ examples:
   HEADLONG_API_KEY=$KEY headlong serve --host 0.0.0.0
 """
 TITLES = {"output": "requests' defaults and limits"}
-METAVARS = {
-    "text": "TEXT",
-    "whole": "N",
-    "number": "X",
-    "depth": "N|auto",
-    "tokens": "N|FILE",
-    "list": "LIST",
-    "keys": "KEYS",
-    "sampling": "JSON",
-}
 
 
 def add_parser(commands: Any) -> None:
@@ -43,12 +34,12 @@ def add_parser(commands: Any) -> None:
         "--config", metavar="FILE", help="settings in YAML; without it HEADLONG_CONFIG, or none"
     )
     groups = {}
-    for name, spec in SPECS.items():
+    for name, option in OPTIONS.items():
         if name == "model":
             continue
-        if spec.group not in groups:
-            groups[spec.group] = parser.add_argument_group(TITLES.get(spec.group, spec.group))
-        _add_flag(groups[spec.group], name, spec)
+        if option.group not in groups:
+            groups[option.group] = parser.add_argument_group(TITLES.get(option.group, option.group))
+        _add_flag(groups[option.group], name, option)
     groups["engine"].add_argument(
         "--speculative-config",
         metavar="JSON",
@@ -57,21 +48,21 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(execute=execute)
 
 
-def _add_flag(group: Any, name: str, spec: Spec) -> None:
-    flags = (f"--{name.replace('_', '-')}", *spec.flags)
-    text = spec.help + _default(name)
-    if spec.kind == "switch":
+def _add_flag(group: Any, name: str, option: Option) -> None:
+    flags = (f"--{name.replace('_', '-')}", *option.flags)
+    text = option.help + _default(name)
+    if option.type == "switch":
         group.add_argument(*flags, action=argparse.BooleanOptionalAction, help=text, default=None)
-    elif spec.kind in ("list", "keys"):
+    elif option.type in ("list", "keys"):
         text = f"{text}; separated by commas, or given again"
-        group.add_argument(*flags, dest=name, action="append", metavar=METAVARS[spec.kind], help=text)
+        group.add_argument(*flags, dest=name, action="append", metavar=METAVARS[option.type], help=text)
     else:
-        metavar = "|".join(spec.choices) or METAVARS[spec.kind]
-        group.add_argument(*flags, dest=name, metavar=metavar, help=text)
+        group.add_argument(*flags, dest=name, metavar=metavar(option), help=text)
 
 
 def _default(name: str) -> str:
-    value = FIELDS[name].default
+    """Of the server's own settings; what is not set of the engine's is left to the engine."""
+    value = DEFAULTS.get(name)
     if value is True or value is False:
         return f" (default: {'yes' if value else 'no'})"
     if isinstance(value, float):
@@ -82,7 +73,7 @@ def _default(name: str) -> str:
 def execute(args: argparse.Namespace) -> int:
     from headlong.server.settings_sources import load
 
-    flags = {name: getattr(args, name) for name in (*SPECS, "speculative_config")}
+    flags = {name: getattr(args, name) for name in (*OPTIONS, "speculative_config")}
     settings = load(flags, args.config)
     from headlong.engine.local import LocalEngines
     from headlong.server.run import serve

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from headlong.config import EngineConfig
-from headlong.server.settings import ENGINE_FIELDS, FIELDS, SPECS
+from headlong.server.settings import DEFAULTS, OPTIONS
 
 BEGIN, END = "<!-- settings -->\n", "<!-- end of settings -->"
 
@@ -15,19 +15,19 @@ BEGIN, END = "<!-- settings -->\n", "<!-- end of settings -->"
 def table() -> str:
     lines = ["| setting | default | meaning |", "|---|---|---|"]
     group = None
-    for name, spec in SPECS.items():
-        if spec.group != group:
-            group = spec.group
+    for name, option in OPTIONS.items():
+        if option.group != group:
+            group = option.group
             lines.append(f"| **{group}** | | |")
-        meaning = spec.help
-        if spec.choices:
-            meaning += f"; one of {', '.join(f'`{choice}`' for choice in spec.choices)}"
+        meaning = option.help
+        if option.choices:
+            meaning += f"; one of {', '.join(f'`{choice}`' for choice in option.choices)}"
         lines.append(f"| `{name}` | {_default(name)} | {meaning} |")
     return "\n".join(lines) + "\n"
 
 
 def _default(name: str) -> str:
-    value = getattr(EngineConfig, name) if name in ENGINE_FIELDS else FIELDS[name].default
+    value = DEFAULTS[name] if name in DEFAULTS else getattr(EngineConfig, name)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

@@ -18,7 +18,7 @@ from headlong.checkpoint.detect import HEAD, Detector
 from headlong.checkpoint.load import Expectations, Need, Repack, WeightLoader
 from headlong.checkpoint.names import NameMap
 from headlong.checkpoint.verify import Verifier
-from headlong.config import DTYPES, REPACKED, EngineConfig
+from headlong.config import REPACKED, EngineConfig
 from headlong.env import available_cores
 from headlong.errors import CheckpointError, ConfigError, HeadError
 from headlong.layers.weights import Scope
@@ -99,8 +99,9 @@ class Blueprint:
 
     def head_dtype(self, device: torch.device) -> torch.dtype:
         """What the head's plain matrices are kept and multiplied in: what they are stored in, where that is fast."""
-        if self.options.draft_dtype != "auto":
-            return DTYPES[self.options.draft_dtype]
+        chosen = self.options.resolve_draft_dtype()
+        if chosen is not None:
+            return chosen
         dtype = self.dtype(device)
         stored = self.stored_dtype(head=True)
         if stored is None or self.options.dtype != "auto" or not self.is_packed:

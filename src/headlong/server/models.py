@@ -4,24 +4,28 @@ Callers without an admin key see what serves and nothing of what else is on the 
 """
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, create_model
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from headlong.config import ENGINE_OPTIONS, EngineConfig
 from headlong.errors import ConfigError
+from headlong.option import Option, ValueType
 from headlong.server.aliases import drafting
 from headlong.server.body import read_json
 from headlong.server.errors import as_api_error
 from headlong.server.pool import Model, ModelPool
 from headlong.server.reply import STREAM_HEADERS, JsonReply, event
 from headlong.server.schemas.base import Strict
-from headlong.server.settings import ENGINE_FIELDS
 
 Count = Annotated[int, Field(ge=0, le=1 << 30)]
 Name = Annotated[str, Field(min_length=1, max_length=512)]
+MAX_OPTION_CHARS = 64
+"""Of a text, unless its option says otherwise."""
 
 
 class DraftModel(Strict):
@@ -38,42 +42,18 @@ class SpeculativeConfig(Strict):
     num_speculative_tokens: Count | None = None
 
 
-class LoadRequest(Strict):
-    """A model's name, and engine options that differ from the server's own."""
+class LoadBody(Strict):
+    """A model's name, and other servers' ways to ask for drafting."""
 
     model_name: Name = Field(validation_alias=AliasChoices("model_name", "model"))
-    mtp: Literal["auto", "on", "off"] | None = None
-    draft_tokens: Count | Literal["auto"] | None = None
-    max_draft_tokens: Count | None = None
-    proposer: str | None = Field(default=None, max_length=64)
-    drafter: Name | None = None
-    prefix_cache: bool | None = None
-    prefix_device_bytes: Count | None = None
-    prefix_host_bytes: Count | None = None
-    check_every_step: bool | None = None
-    draft_quantization: str | None = Field(default=None, max_length=64)
-    draft_dtype: str | None = Field(default=None, max_length=64)
-    draft_vocab: Count | None = None
-    draft_device: str | None = Field(default=None, max_length=64)
-    device: str | None = Field(default=None, max_length=64)
-    dtype: str | None = Field(default=None, max_length=64)
-    max_rows: Count | None = None
-    max_context: Count | None = Field(
-        default=None, validation_alias=AliasChoices("max_context", "max_seq_len", "max_model_len")
-    )
-    cache_tokens: Count | None = None
-    gpu_memory_fraction: float | None = Field(
-        default=None, validation_alias=AliasChoices("gpu_memory_fraction", "gpu_memory_utilization")
-    )
-    page_size: Count | None = None
-    chunk_tokens: Count | None = None
     draft_model: DraftModel | None = None
     speculative_config: SpeculativeConfig | None = None
     stream: bool = False
     """Report progress as server-sent events."""
 
     def engine_options(self) -> dict[str, Any]:
-        given = {name: value for name in ENGINE_FIELDS if (value := getattr(self, name)) is not None}
+        """The engine options that were sent, in whichever way."""
+        given = self.model_dump(include=set(ENGINE_OPTIONS), exclude_none=True)
         for section in ("draft_model", "speculative_config"):
             part = getattr(self, section)
             if part is None:
@@ -82,6 +62,33 @@ class LoadRequest(Strict):
                 if given.setdefault(name, value) != value:
                     raise ConfigError(f"{section} contradicts {name} {given[name]!r}; send one of them")
         return given
+
+
+def _load_field(name: str, option: Option) -> tuple[Any, Any]:
+    """An engine option as a field of a load request. No file may be named over the network."""
+    hint = get_type_hints(EngineConfig)[name]
+    longest = MAX_OPTION_CHARS if option.high == math.inf else int(option.high)
+    text = Annotated[str, Field(min_length=int(option.low) or None, max_length=longest)]
+    types: dict[ValueType, Any] = {
+        "whole": Count,
+        "number": float,
+        "switch": bool,
+        "depth": Count | Literal["auto"],
+        "tokens": Count,
+        "choice": hint if get_origin(hint) is Literal else text,
+        "text": text,
+    }
+    names = AliasChoices(name, *option.aliases) if option.aliases else None
+    return types[option.type] | None, Field(default=None, validation_alias=names)
+
+
+_LOAD_FIELDS: dict[str, Any] = {name: _load_field(name, option) for name, option in ENGINE_OPTIONS.items()}
+LoadRequest = create_model(
+    "LoadRequest",
+    __base__=LoadBody,
+    __doc__="A model's name, and engine options that differ from the server's own.",
+    **_LOAD_FIELDS,
+)
 
 
 class UnloadRequest(Strict):

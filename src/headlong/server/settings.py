@@ -1,8 +1,8 @@
 """Every setting of the server, in one table: name, default, range, group, and what it means.
 
 `Settings` checks itself; flags, environment, config.yml, the command's help and the docs' table are all derived
-from the fields below. Engine options and sampling have no defaults here: what is not set stays unset, so theirs
-apply. Imports no torch: help must answer at once.
+from the fields below and from those of `EngineConfig`. Engine options and sampling have no defaults here: what is not
+set stays unset, so theirs apply. Imports no torch: help must answer at once.
 """
 
 import dataclasses
@@ -11,13 +11,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
+from headlong.config import ENGINE_OPTIONS, with_room_for_drafts
 from headlong.errors import ConfigError, RequestError
+from headlong.option import Option, ValueType, field_for, options_of
 from headlong.params import SamplingParams
 from headlong.server import keys
 
-Kind = Literal["text", "whole", "number", "switch", "choice", "depth", "tokens", "list", "keys", "sampling"]
+GROUPS = ("network", "access", "models", "engine", "output", "limits", "logs")
+"""The order of the table."""
 SAMPLING_FIELDS = (
     "temperature",
     "top_k",
@@ -30,31 +33,13 @@ SAMPLING_FIELDS = (
 _ORIGIN = re.compile(r"\*|https?://[A-Za-z0-9.\-\[\]:]+")
 
 
-@dataclass(frozen=True)
-class Spec:
-    """What may stand in a field, and how people are told."""
-
-    group: str
-    kind: Kind
-    help: str
-    choices: tuple[str, ...] = ()
-    low: float = 0
-    high: float = math.inf
-    flags: tuple[str, ...] = ()
-    """Further names of its flag, as other servers have them."""
-
-
-def _setting(group: str, default: Any, kind: Kind, text: str, **limits: Any) -> Any:
-    metadata = {"spec": Spec(group, kind, text, **limits)}
-    if isinstance(default, dict):
-        return dataclasses.field(default_factory=dict, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+def _setting(group: str, default: Any, type: ValueType, help: str, **more: Any) -> Any:
+    return field_for(Option(group, type, help, **more), default)
 
 
 _network = partial(_setting, "network")
 _access = partial(_setting, "access")
 _models = partial(_setting, "models")
-_engine = partial(_setting, "engine", None)
 _output = partial(_setting, "output")
 _limits = partial(_setting, "limits")
 _logs = partial(_setting, "logs")
@@ -97,50 +82,8 @@ class Settings:
         1, "whole", "models served at once; one more retires the longest unused", low=1, high=64
     )
 
-    mtp: str | None = _engine(
-        "choice",
-        "auto drafts if the model has a usable head, on insists, off never drafts",
-        choices=("auto", "on", "off"),
-    )
-    draft_tokens: int | str | None = _engine("depth", "tokens drafted per step, or auto; 0 is plain decoding")
-    max_draft_tokens: int | None = _engine("whole", "the deepest draft a request may ask for")
-    draft_quantization: str | None = _engine(
-        "choice",
-        "the head as stored (auto), unpacked (none), packed on load (fp8, int8, int4), or its GPTQ version",
-        choices=("auto", "none", "fp8", "int8", "int4", "gptq", "gptq_v2"),
-    )
-    draft_dtype: str | None = _engine("text", "what the head's unpacked matrices are kept in; auto as stored")
-    draft_vocab: int | str | None = _engine(
-        "tokens", "draft among so many tokens alone, the most frequent, or those a file lists; by default all"
-    )
-    draft_device: str | None = _engine(
-        "text", "where the head drafts, if not on the model's device: cpu, cuda:1"
-    )
-    proposer: str | None = _engine(
-        "text", "who drafts: mtp, ngram, draft, or a chain such as ngram+mtp; auto is mtp"
-    )
-    drafter: str | None = _engine("text", "the model that drafts, for the proposer draft")
-    prefix_cache: bool | None = _engine("switch", "keep what rows computed, for prompts that begin alike")
-    device: str | None = _engine("text", "auto, cpu, cuda or cuda:1")
-    dtype: str | None = _engine("text", "auto, bfloat16, float16, float32 or float64")
-    max_rows: int | None = _engine(
-        "whole", "sequences that run at the same time; more wait", flags=("--max-num-seqs",)
-    )
-    max_context: int | None = _engine(
-        "whole", "tokens of prompt and output together", flags=("--max-model-len",)
-    )
-    cache_tokens: int | None = _engine("whole", "tokens the paged cache holds in all")
-    gpu_memory_fraction: float | None = _engine(
-        "number",
-        "share of a GPU's memory the engine may take, weights included; not for CPUs",
-        high=1,
-        flags=("--gpu-memory-utilization",),
-    )
-    page_size: int | None = _engine("whole", "tokens per page of the cache")
-    chunk_tokens: int | None = _engine("whole", "prompt tokens read in one step")
-    prefix_device_bytes: int | None = _engine("whole", "checkpoints of recurrent state kept on the device")
-    prefix_host_bytes: int | None = _engine("whole", "and of those pushed out of it, in host memory")
-    check_every_step: bool | None = _engine("switch", "verify pages, slots and hashes after every step; slow")
+    engine_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What was set of `EngineConfig`, by name; its own defaults hold for the rest."""
 
     sampling: Mapping[str, float] = _output(
         {}, "sampling", 'what requests leave open, as JSON: {"temperature": 0.7}'
@@ -180,58 +123,66 @@ class Settings:
     log_prompts: bool = _logs(False, "switch", "log what people write and what models answer")
 
     def __post_init__(self) -> None:
-        for name in FIELDS:
+        for name in OWN_OPTIONS:
             value = getattr(self, name)
-            if value is not None or FIELDS[name].default is not None:
+            if value is not None or DEFAULTS[name] is not None:
                 object.__setattr__(self, name, check(name, value, name))
+        checked = {name: check(name, value, name) for name, value in self.engine_options.items()}
+        object.__setattr__(self, "engine_options", checked)
+
+    @classmethod
+    def of(cls, **given: Any) -> "Settings":
+        """From settings by name, whether they are the server's own or the engine's; None leaves one unset."""
+        engine = {
+            name: value for name, value in given.items() if name in ENGINE_OPTIONS and value is not None
+        }
+        own = {name: value for name, value in given.items() if name not in ENGINE_OPTIONS}
+        return cls(**own, engine_options=engine)
 
     def engine_with(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Keywords for `EngineConfig`: what was set, and changes for one model."""
-        given = {name: value for name in ENGINE_FIELDS if (value := getattr(self, name)) is not None}
-        return deepened(given | dict(changes))
+        return with_room_for_drafts({**self.engine_options, **changes})
 
 
-FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
-SPECS: dict[str, Spec] = {name: field.metadata["spec"] for name, field in FIELDS.items()}
-ENGINE_FIELDS = tuple(name for name, spec in SPECS.items() if spec.group == "engine")
-
-
-def deepened(engine: dict[str, Any]) -> dict[str, Any]:
-    """Who asks for deep drafts alone also gets room for them."""
-    drafts = engine.get("draft_tokens")
-    if not isinstance(drafts, int) or "max_draft_tokens" in engine:
-        return engine
-    from headlong.config import MAX_DRAFTS, EngineConfig
-
-    return engine | {"max_draft_tokens": min(max(drafts, EngineConfig.max_draft_tokens), MAX_DRAFTS)}
+OWN_OPTIONS = options_of(Settings)
+DEFAULTS: dict[str, Any] = {
+    field.name: field.default for field in dataclasses.fields(Settings) if field.name in OWN_OPTIONS
+}
+OPTIONS: dict[str, Option] = {
+    name: option
+    for group in GROUPS
+    for name, option in (OWN_OPTIONS | ENGINE_OPTIONS).items()
+    if option.group == group
+}
+"""The whole table."""
 
 
 def check(name: str, value: Any, origin: str) -> Any:
     """The value as `Settings` holds it, or an error that begins with `origin`. Never repeats a key."""
-    spec = SPECS[name]
-    match spec.kind:
+    option = OPTIONS[name]
+    match option.type:
         case "text":
             return _checked(value, isinstance(value, str) and bool(value.strip()), origin, "be a text")
         case "switch":
             return _checked(value, isinstance(value, bool), origin, "be true or false")
         case "choice":
-            if isinstance(value, bool) and "off" in spec.choices:
+            if isinstance(value, bool) and "off" in option.choices:
                 value = "on" if value else "off"  # YAML reads the bare words as booleans
-            return _checked(value, value in spec.choices, origin, f"be one of {', '.join(spec.choices)}")
+            return _checked(value, value in option.choices, origin, f"be one of {', '.join(option.choices)}")
         case "depth":
             return _checked(value, value == "auto" or _is_whole(value), origin, "be a whole number or auto")
         case "tokens":
             right = _is_whole(value) or (isinstance(value, str) and bool(value.strip()))
             return _checked(value, right, origin, "be a whole number or a file")
-        case "whole" if spec.group == "engine":
+        case "whole" if option.group == "engine":
             return _checked(value, _is_whole(value), origin, "be a whole number")
         case "whole":
-            wanted = f"be a whole number from {spec.low} to {spec.high}"
-            return _checked(value, _is_whole(value) and spec.low <= value <= spec.high, origin, wanted)
+            wanted = f"be a whole number from {option.low} to {option.high}"
+            return _checked(value, _is_whole(value) and option.low <= value <= option.high, origin, wanted)
         case "number":
-            wanted = f"be a number from {spec.low:g} to {spec.high:g}"
+            wanted = f"be a number from {option.low:g} to {option.high:g}"
             return float(
-                _checked(value, _is_number(value) and spec.low <= value <= spec.high, origin, wanted)
+                _checked(value, _is_number(value) and option.low <= value <= option.high, origin, wanted)
             )
         case "list":
             return _check_list(name, value, origin)

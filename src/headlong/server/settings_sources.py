@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from headlong import env
+from headlong.config import ENGINE_OPTIONS, EngineConfig, with_room_for_drafts
 from headlong.errors import ConfigError
 from headlong.server import keys
 from headlong.server.aliases import DRAFTING, TABBY_SECTIONS, drafting, unknown
-from headlong.server.settings import ENGINE_FIELDS, SPECS, Settings, check, deepened
+from headlong.server.settings import OPTIONS, Settings, check
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _PLAIN_KEYS = {"HEADLONG_API_KEY": "api_keys", "HEADLONG_ADMIN_KEY": "admin_keys"}
@@ -39,7 +40,7 @@ def load(flags: Mapping[str, Any], config: str | None = None) -> Settings:
     for layer in layers:
         given |= layer
     _check_engine(given)
-    return Settings(**{name: one.value for name, one in given.items()})
+    return Settings.of(**{name: one.value for name, one in given.items()})
 
 
 def from_flags(flags: Mapping[str, Any]) -> dict[str, Given]:
@@ -61,7 +62,7 @@ def from_environment(variables: Mapping[str, str]) -> dict[str, Given]:
     for variable, text in variables.items():
         origin = f"environment variable {variable}"
         name = _PLAIN_KEYS.get(variable, variable.removeprefix(env.PREFIX).lower())
-        if name not in SPECS and name != _SPECULATIVE:
+        if name not in OPTIONS and name != _SPECULATIVE:
             continue
         if not text.strip():
             raise ConfigError(f"{origin} is empty; give it a value or unset it")
@@ -74,7 +75,7 @@ def from_environment(variables: Mapping[str, str]) -> dict[str, Given]:
 
 def suspicious_variables() -> list[str]:
     """One sentence for each HEADLONG_ variable that means nothing."""
-    known = [f"{env.PREFIX}{name.upper()}" for name in (*SPECS, _SPECULATIVE)]
+    known = [f"{env.PREFIX}{name.upper()}" for name in (*OPTIONS, _SPECULATIVE)]
     known += [*_PLAIN_KEYS, "HEADLONG_NATIVE", "HEADLONG_CONFIG"]
     return [
         f"environment variable {name} has no meaning: {unknown(name, known)}"
@@ -97,10 +98,10 @@ def from_file(path: Path) -> dict[str, Given]:
                 if inner not in names:
                     raise ConfigError(f"{origin}: {unknown(inner, names)}")
                 layer.add_from_file(names[inner], part, f"{origin}.{inner}")
-        elif key in SPECS:
+        elif key in OPTIONS:
             layer.add_from_file(key, value, origin)
         else:
-            raise ConfigError(f"{path}: {unknown(key, (*SPECS, *DRAFTING, *TABBY_SECTIONS))}")
+            raise ConfigError(f"{path}: {unknown(key, (*OPTIONS, *DRAFTING, *TABBY_SECTIONS))}")
     return layer.given
 
 
@@ -119,7 +120,7 @@ class _Layer:
 
     def add_from_file(self, name: str, value: Any, origin: str) -> None:
         """A key without a value is as good as no key, unless somebody might rely on its protection."""
-        if value is None and SPECS[name].kind == "keys":
+        if value is None and OPTIONS[name].type == "keys":
             raise ConfigError(f"{origin} is empty; list hashes made by `headlong keys`, or remove the line")
         if value is not None:
             self.add(name, value, origin)
@@ -130,10 +131,10 @@ class _Layer:
 
 
 def _parse(name: str, value: Any, origin: str) -> Any:
-    """A text of a flag or a variable as the kind its setting has; `check` looks at ranges afterwards."""
+    """A text of a flag or a variable as a value of its setting's type; `check` looks at ranges afterwards."""
     if isinstance(value, bool):
         return value
-    match SPECS[name].kind:
+    match OPTIONS[name].type:
         case "whole":
             return _convert(int, value, origin, "a whole number")
         case "number":
@@ -189,13 +190,11 @@ def _json(text: str, origin: str) -> Any:
 
 def _check_engine(given: Mapping[str, Given]) -> None:
     """Ranges are the engine's own; its errors begin with the field, which tells where it was set."""
-    engine = {name: given[name].value for name in ENGINE_FIELDS if name in given}
+    engine = {name: given[name].value for name in ENGINE_OPTIONS if name in given}
     if not engine:
         return
-    from headlong.config import EngineConfig
-
     try:
-        EngineConfig(**deepened(engine))
+        EngineConfig(**with_room_for_drafts(engine))
     except ConfigError as error:
         culprit = str(error).split()[0]
         origin = f"{given[culprit].origin}: " if culprit in given else ""
