@@ -1,7 +1,7 @@
 """Memory accounting: how many bytes models hold, what a device has, and what to say when it runs out of memory.
 
-Gives `engine/memory.py` its numbers. Weights are counted from the tensors that a model holds, each piece of memory
-once, so that it does not matter where they came from.
+Gives `engine/memory.py` its numbers. Layers' specs count what their states take. Weights are counted from the tensors
+that a model holds, each storage once, so that it does not matter where they came from.
 """
 
 import functools
@@ -28,13 +28,13 @@ RESERVE_BYTES = 3 << 28
 LOGIT_COPIES = 6
 """How many copies of a step's float32 logits exist: the CUDA graph's, the step's, and those that sampling makes."""
 CHUNK_WIDTHS = 48
-"""Hidden states' worth of float32 that a token of a prompt's chunk takes at the widest place of a layer."""
+"""What a token of a prompt's chunk takes at the widest place of a layer, as a number of hidden states in float32."""
 
 
 def plan_memory(
     config: EngineConfig, built: Built, head: MtpHead | None, drafter: Built | None, max_drafts: int
 ) -> MemoryPlan:
-    """The plan of an engine over models that are in memory; `head` is the one that will draft."""
+    """The memory plan of an engine whose models are loaded. `head` is the head that will draft, if any will."""
     specs = built.model.state_specs | (head.state_specs if head is not None else {})
     page, slot = _state_costs(built, specs, config.page_size, max_drafts)
     own_page, own_slot = 0, 0
@@ -56,8 +56,8 @@ def plan_memory(
 
 
 def tensor_bytes(root: object, seen: dict[Hashable, object] | None = None) -> int:
-    """Bytes of all tensors that an object of ours holds, directly or not. What is in `seen` is not counted again;
-    what is counted is added."""
+    """Bytes of all tensors that one of Headlong's objects holds, directly or not. What is in `seen` is not counted
+    again; what is counted is added to it."""
     seen = {} if seen is None else seen
     total, todo = 0, [root]
     while todo:
@@ -105,7 +105,7 @@ def refusing_oom(plan: MemoryPlan | None = None) -> Iterator[None]:
 def _state_costs(
     built: Built, specs: Mapping[str, LayerSpec], page_size: int, max_drafts: int
 ) -> tuple[int, int]:
-    """Bytes of a page and of a slot, as `State` makes them."""
+    """Bytes of one page and of one slot of a model's `State`."""
     layers, ops = specs.values(), built.ops
     carry = built.model.config.hidden_size * ops.activation_dtype.itemsize
     recurrent = bytes_per_slot(layers, max_drafts, ops.activation_dtype)
@@ -113,14 +113,14 @@ def _state_costs(
 
 
 def _reserves(config: ModelConfig, chunk_tokens: int, max_drafts: int) -> tuple[int, int]:
-    """(bytes in any case, bytes for each row): an estimate from the sizes of the largest tensors of a step."""
+    """Gives (bytes in any case, bytes for each row), an estimate from the sizes of the largest tensors of a step."""
     chunk = CHUNK_WIDTHS * chunk_tokens * config.hidden_size * torch.float32.itemsize
     logits = LOGIT_COPIES * (1 + max_drafts) * config.vocab_size * torch.float32.itemsize
     return RESERVE_BYTES + chunk, logits + config.vocab_size * BYTES_PER_TOKEN
 
 
 def _storage_bytes(tensor: Tensor, seen: dict[Hashable, object]) -> int:
-    """The whole piece of memory that it is a view of, unless it was counted."""
+    """Bytes of the whole storage that a tensor is a view of; 0 if that was counted before."""
     if tensor.is_mkldnn:
         return tensor.numel() * tensor.element_size()
     storage = tensor.untyped_storage()

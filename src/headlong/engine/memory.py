@@ -1,8 +1,8 @@
 """Where an engine's memory goes: what is planned before any state is made, and the refusal of what cannot fit.
 
 On a GPU the engine may take `gpu_memory_fraction` of all there is. Weights come first, then what was asked for by
-number, then a reserve for recordings and workspace; pages whose number nobody gave take what is left. Elsewhere the
-plan only tells. Arithmetic over numbers: knows no tensor and asks no device.
+number, then a reserve for CUDA graphs and workspace; pages whose number nobody gave take what is left. Elsewhere the
+plan only reports. Arithmetic over numbers: knows no tensor and asks no device.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,8 @@ FINEST_FRACTION = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """What there is. `free`: what this process may still take now that the weights are in; None where nobody counts."""
+    """A device's memory in bytes. `free` is what this process may still take now that the weights are loaded; it is
+    None where nothing limits the engine."""
 
     name: str
     total: int | None
@@ -28,20 +29,21 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Bytes of what an engine consists of, before it is known how much of it there will be."""
+    """Bytes of each thing an engine consists of, before it is known how many pages and slots there will be. Layers'
+    specs counted what a page, a slot and a checkpoint take."""
 
     target: int
-    """Weights, as they lie in memory."""
+    """The target's weights, as they are stored in memory."""
     head: int = 0
     drafter: int = 0
     page: int
-    """Keys and values of all layers, the head's and a draft model's too."""
+    """One page of all layers that keep anything on pages, the head's and a draft model's too."""
     slot: int
-    """Recurrent memory, drafts to replay, convolution windows, carry and last token."""
+    """One slot: what layers keep there, the head's carry and the last token."""
     checkpoint: int = 0
-    """What the prefix cache keeps of a slot at one place of a text."""
+    """What the prefix cache saves of a slot at one position of a sequence."""
     reserve: int = 0
-    """Recordings and workspace, however many rows there are."""
+    """CUDA graphs and workspace, however many rows there are."""
     reserve_per_row: int = 0
 
     @property
@@ -51,27 +53,27 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """What an engine takes, in bytes; place 0 of pages and slots included."""
+    """The memory that an engine takes, in bytes; place 0 of pages and slots is included."""
 
     device: str
     device_bytes: int | None
-    """All that the device has; None where that is not known."""
+    """All memory of the device; None where that is not known."""
     limit_bytes: int | None
-    """What the engine may take of it; None where nothing limits it."""
+    """How much of it the engine may take; None where nothing limits it."""
     target_bytes: int
     head_bytes: int
     drafter_bytes: int
     kv_bytes: int
     slot_bytes: int
     checkpoint_bytes: int
-    """The most that checkpoints may take; they are made as rows end."""
+    """The most that checkpoints may take; they are allocated as they are saved."""
     reserve_bytes: int
-    """Kept free for recorded graphs, activations and logits: an estimate."""
+    """Kept free for CUDA graphs, activations and logits. It is an estimate."""
     num_pages: int
     page_size: int
     num_slots: int
     max_len: int
-    """The longest sequence that is taken."""
+    """The longest sequence that the engine accepts, in tokens."""
 
     @property
     def total_bytes(self) -> int:
@@ -80,14 +82,14 @@ class MemoryPlan:
 
     @property
     def full_rows(self) -> float:
-        """Sequences of the longest kind that the pages hold at once."""
+        """How many sequences of `max_len` tokens the pages hold at once."""
         return self.num_pages * self.page_size / self.max_len
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"total_bytes": self.total_bytes}
 
     def lines(self) -> list[str]:
-        """A small table, for people; every line can stand alone in a log."""
+        """A small table for people. Each line can be logged on its own."""
         entries = list(self._entries())
         width = max(len(what) for what, _, _ in entries)
         return [
@@ -118,13 +120,14 @@ class MemoryPlan:
 
 
 def make_plan(config: EngineConfig, max_position: int, costs: Costs, device: Device) -> MemoryPlan:
-    """How much of everything there will be; ConfigError, with what would fit, where the config asks for too much."""
+    """Decides how much of everything there will be. Raises ConfigError, which names what would fit, where the config
+    asks for too much."""
     if device.free is None:
         max_len, num_pages = config.resolve_context(max_position)
         checkpoints, limit, reserve = _wished_checkpoints(config, costs, config.max_rows), None, 0
     else:
         sizing = _Sizing(config, max_position, costs, device)
-        max_len, num_pages, checkpoints = sizing.settle()
+        max_len, num_pages, checkpoints = sizing.divide()
         limit, reserve = sizing.limit, sizing.reserve(config.max_rows)
     return MemoryPlan(
         device=device.name,
@@ -145,7 +148,7 @@ def make_plan(config: EngineConfig, max_position: int, costs: Costs, device: Dev
 
 
 def sized(count: int) -> str:
-    """Bytes for people: `41.2 GiB`."""
+    """A number of bytes for people to read: `41.2 GiB`."""
     for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if count >= 1 << power:
             return f"{count / (1 << power):.1f} {unit}"
@@ -161,8 +164,8 @@ def _wished_checkpoints(config: EngineConfig, costs: Costs, rows: int) -> int:
 
 
 class _Sizing:
-    """A GPU's memory cut into pieces. What is asked for by number comes first; checkpoints without a number take half
-    of the rest at most."""
+    """Divides a GPU's memory. What the config asks for by number comes first; where it gives no number of bytes for
+    checkpoints, they take at most half of what is left then."""
 
     def __init__(self, config: EngineConfig, max_position: int, costs: Costs, device: Device) -> None:
         assert device.free is not None and device.total is not None
@@ -175,8 +178,8 @@ class _Sizing:
     def reserve(self, rows: int) -> int:
         return self.costs.reserve + rows * self.costs.reserve_per_row
 
-    def settle(self) -> tuple[int, int, int]:
-        """(longest sequence, pages, bytes of checkpoints)."""
+    def divide(self) -> tuple[int, int, int]:
+        """Gives (longest sequence, number of pages, bytes of checkpoints)."""
         config, needed, rows = self.config, self._needed_pages(), self.config.max_rows
         if self._most_pages(rows) < needed:
             raise ConfigError(self._refusal(needed))
@@ -189,17 +192,18 @@ class _Sizing:
         return min(self.context, num_pages * config.page_size), num_pages, checkpoints
 
     def _needed_pages(self) -> int:
-        """The fewest that give what was asked for by number: the whole cache, or one sequence."""
+        """The fewest pages that hold what the config asks for by number: the whole cache, or one sequence."""
         if self.config.cache_tokens is not None:
             return -(-self.config.cache_tokens // self.config.page_size)
         return self.row_pages if self.config.max_context is not None else 1
 
     def _left(self, rows: int) -> int:
-        """How many bytes are left for pages and checkpoints."""
+        """Bytes that are left for pages and checkpoints."""
         return self.limit - self.costs.weights - (rows + 1) * self.costs.slot - self.reserve(rows)
 
     def _most_bytes(self, rows: int) -> int:
-        """How many bytes are left for pages if checkpoints take no more than they were promised. May be negative."""
+        """Bytes that are left for pages if checkpoints take what the config gives them by number, and nothing
+        otherwise. May be negative."""
         promised = 0 if self.config.prefix_device_bytes is None else self._wished(rows)
         return self._left(rows) - promised
 
@@ -241,7 +245,7 @@ class _Sizing:
         )
 
     def _advice(self, needed: int) -> str:
-        """What would fit instead, each by itself."""
+        """The settings that would fit instead, each by itself."""
         config, rows, ways = self.config, self.config.max_rows, []
         tokens = self._most_pages(rows) * config.page_size
         asked = [name for name in ("cache_tokens", "max_context") if (getattr(config, name) or 0) > tokens]

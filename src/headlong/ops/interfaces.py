@@ -4,7 +4,7 @@ Shape letters: N tokens, D hidden size, R router logits. Knows no backend and no
 """
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from torch import Tensor
 
@@ -16,7 +16,6 @@ from headlong.ops.rope.reference import Angles
 from headlong.quant.format import Weight
 
 
-@runtime_checkable
 class KvPages(Protocol):
     """The state of an attention layer: keys and values, [pages, heads, page_size, head_dim padded] each."""
 
@@ -27,7 +26,6 @@ class KvPages(Protocol):
     def values(self) -> Tensor: ...
 
 
-@runtime_checkable
 class DeltaNetMemory(Protocol):
     """The state of a DeltaNet layer: its recurrent memory and its convolution windows [slots, window, channels]."""
 

@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Iterable, Mapping
+from typing import cast
 
 from torch import Tensor
 
@@ -34,6 +35,7 @@ class _Instruction(ctypes.Structure):
 
 
 States = Mapping[str, object]
+"""The layers' own, by name; a layer's spec allocated what its ops take."""
 Bind = Callable[[States, Angles], ctypes.Structure]
 
 
@@ -99,16 +101,14 @@ class NativeProgram:
 
     def _delta_net(self, core: NativeDeltaNet, layer: str, source: Buffer, to: Buffer) -> None:
         def bind(states: States, angles: Angles) -> ctypes.Structure:  # noqa: ARG001
-            state = states[layer]
-            assert isinstance(state, DeltaNetMemory)
+            state = cast(DeltaNetMemory, states[layer])
             return core.bind(state.delta, state.windows)
 
         self._add(DELTA_NET, source, to, core.out_features, core.out_features, bind=bind)
 
     def _attention(self, core: NativeGatedAttention, layer: str, source: Buffer, to: Buffer | None) -> None:
         def bind(states: States, angles: Angles) -> ctypes.Structure:
-            state = states[layer]
-            assert isinstance(state, KvPages)
+            state = cast(KvPages, states[layer])
             return core.bind(state.keys, state.values, angles.rotary_dim)
 
         self._add(ATTENTION, source, to, core.out_features, core.out_features, bind=bind)
