@@ -38,8 +38,7 @@ STAGES = (
     ("draft", "the proposer: up to K tokens for each row"),
     ("forward", "the target: logits and hidden states of all rows' tokens"),
     ("verify", "accepted drafts and one token of the target's own"),
-    ("commit", "the state keeps what was accepted and forgets the rest"),
-    ("prime", "the head reads what was accepted and leaves its carry"),
+    ("commit", "the state keeps what was accepted; the head reads it"),
 )
 AFTER = (
     ("finish", "scheduler: lengths, stop tokens, stop strings"),
@@ -104,15 +103,15 @@ def walk() -> list[str]:
     x, width, y = 440, 540, TOP
     parts = [
         text(x, 34, "A token's walk", "title"),
-        text(x, 53, "Calls go down, values come back; each arrow is a value of types.py."),
+        text(x, 53, "From plan to finish is one Engine.step. Calls go down, values come back."),
     ]
     for entry in BEFORE:
         parts += [*row(x, y, width, entry, "box", 84), *arrow(x + 40, y + 30, 18)]
         y += 48
     plan, first = y - 48, y
     y += 34
-    parts.append(text(x + 12, first + 23, "Engine.step", "name"))
-    parts.append(text(x + 112, first + 23, STEPPERS))
+    parts.append(text(x + 12, first + 23, "step", "name"))
+    parts.append(text(x + 84, first + 23, STEPPERS))
     for entry in STAGES:
         parts += row(x + 10, y, width - 20, entry, "stage", 84)
         if entry is not STAGES[-1]:

@@ -18,7 +18,7 @@ PACKAGE = ROOT / "src" / "headlong"
 DOCUMENTS = [
     path for name in ("*.md", "docs/**/*.md", "src/headlong/**/*.md") for path in sorted(ROOT.glob(name))
 ]
-HISTORY = {"CHANGELOG.md", "architecture.md"}
+HISTORY = {"CHANGELOG.md"}
 """These may name what is gone."""
 
 NOT_PATHS = {"text/plain", "text/event-stream", "text/html"}
