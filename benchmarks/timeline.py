@@ -19,11 +19,11 @@ DRAFTS, VERDICT, OTHER, WAITS = "drafts, head", "verdict", "copies, other", "hos
 BY_STAGE = {"propose": DRAFTS, "observe": DRAFTS, "verify": VERDICT, "commit": VERDICT}
 """Whatever is launched there is that, products of the head too."""
 BY_NAME = (
-    ("products", r"multiply|add_pieces|gate_pieces|gemm|gemv|cutlass|cublas"),
+    ("products", r"gemm|epilogue|experts|gemv|cutlass|cublas"),
     ("attention", r"attend|combine|prepare"),
-    ("delta rule", r"delta|bring|finish"),
+    ("delta rule", r"delta|token_inputs|gated_norm"),
     ("norms, gates", r"norm|silu"),
-    (VERDICT, r"best_of"),
+    (VERDICT, r"argmax"),
 )
 COLOURS = {
     "products": "#58a6ff",

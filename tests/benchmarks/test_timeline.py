@@ -18,16 +18,16 @@ BEGIN = 5_000_000.0
 STAGES = {"propose": (10, 100), "forward": (120, 200), "verify": (200, 2000), "observe": (2010, 2050)}
 KERNELS = (
     # name, launched at, runs from, to
-    ("multiply", 20, 60, 110),  # the head's
-    ("multiply", 130, 150, 650),
-    ("add_pieces", 130, 650, 700),
+    ("gemm_kernel", 20, 60, 110),  # the head's
+    ("gemm_kernel", 130, 150, 650),
+    ("epilogue_kernel", 130, 650, 700),
     ("attend_kernel", 130, 700, 900),
-    ("_delta_rule", 130, 900, 1000),
-    ("_rms_norm", 130, 1000, 1010),
-    ("_silu_mul", 130, 1010, 1030),
+    ("delta_rule_kernel", 130, 900, 1000),
+    ("_rms_norm_kernel", 130, 1000, 1010),
+    ("_silu_mul_kernel", 130, 1010, 1030),
     ("vectorized_elementwise_kernel", 130, 1030, 1040),
-    ("_best_of_part", 210, 1500, 1520),
-    ("_rms_norm", 2020, 2100, 2110),  # the head reads the pair
+    ("_argmax_of_part_kernel", 210, 1500, 1520),
+    ("_rms_norm_kernel", 2020, 2100, 2110),  # the head reads the pair
 )
 
 
@@ -42,7 +42,7 @@ def recorded() -> list[dict]:
         event(STEP, "user_annotation", 0, 2060),
         *(event(f"{STAGE}{name}", "user_annotation", *span) for name, span in STAGES.items()),
         event("cudaStreamSynchronize", "cuda_runtime", 220, 1900, correlation=999),
-        event("multiply", "kernel", -400, -300, correlation=1),  # of the step before
+        event("gemm_kernel", "kernel", -400, -300, correlation=1),  # of the step before
         event("cuLaunchKernel", "cuda_driver", -500, -490, correlation=1),
     ]
     launches = {}
@@ -87,7 +87,7 @@ def test_stages_and_waits(step):
 
 def test_a_kernel_that_waits_for_the_one_before_it_is_not_busy():
     """Which is there early: it counts from the other's end."""
-    kernels = (("multiply", 1000, 3000), ("attend_kernel", 1500, 4000), ("_rms_norm", 6000, 7000))
+    kernels = (("gemm_kernel", 1000, 3000), ("attend_kernel", 1500, 4000), ("_rms_norm_kernel", 6000, 7000))
     events = [
         event(STEP, "user_annotation", 0, 9000),
         event("cudaGraphLaunch", "cuda_runtime", 10, 20, correlation=1),
@@ -101,12 +101,12 @@ def test_a_kernel_that_waits_for_the_one_before_it_is_not_busy():
 @pytest.mark.parametrize(
     ("name", "stage", "kind"),
     [
-        ("multiply", "forward", "products"),
-        ("multiply", None, "products"),
-        ("multiply", "propose", "drafts, head"),
+        ("gemm_kernel", "forward", "products"),
+        ("gemm_kernel", None, "products"),
+        ("gemm_kernel", "propose", "drafts, head"),
         ("combine_kernel", "forward", "attention"),
-        ("_bring", "forward", "delta rule"),
-        ("_best_of_parts", "forward", "verdict"),
+        ("token_inputs_kernel", "forward", "delta rule"),
+        ("_argmax_of_parts_kernel", "forward", "verdict"),
         ("index_elementwise_kernel", "commit", "verdict"),
         ("Memcpy DtoD", "batch", "copies, other"),
     ],

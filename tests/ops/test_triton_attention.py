@@ -220,7 +220,7 @@ def test_bits_do_not_depend_on_passes(dtype, monkeypatch):
 
 
 def test_more_rows_than_are_looked_at_at_a_time(monkeypatch):
-    monkeypatch.setattr(op, "ROWS", 4)
+    monkeypatch.setattr(op, "BLOCK_R", 4)
     weights, lengths = make((2, 1, 16)), [1, 2, 20, 1, 1, 2, 1]
     net, sequences = TritonGatedAttention(weights), draw(lengths, weights)
     together = run(net, sequences, [[Share(row, 0, n) for row, n in enumerate(lengths)]])

@@ -1,4 +1,4 @@
-"""What the compiler makes of a product's loop, which no result tells: the first weights are asked for before the wait,
+"""What the compiler makes of a GEMM's loop, which no result tells: the first weights are asked for before the wait,
 inputs after it; and of small kernels: all that they read is on its way before they wait for any of it. And that it
 compiles what penalises and samples tokens, and the former just as it is written. For a GPU that need not be there, in a
 process that does not interpret."""
@@ -22,18 +22,20 @@ from headlong.ops import triton_launch
 triton_launch.HAS_PDL = tl.constexpr(True)
 from headlong.ops.delta_net import triton_kernels as delta_net
 from headlong.ops.draw import triton_sample as sampling
-from headlong.ops.linear import triton_paired as beside
+from headlong.ops.linear import triton_paired as paired
 from headlong.ops.linear import triton_gemm as linear
-from headlong.ops.linear import triton_split_k as pieces
+from headlong.ops.linear.triton_gemm import CodeLayout
+from headlong.ops.linear import triton_split_k as split_k
 from headlong.ops.moe import triton_kernels as moe
 from headlong.ops.penalise import triton as penalise
 
-EVEN = ("num_outs", "num_ins", "scale_stride", "expert_scales", "num_columns", "row_stride", "expert_stride")
+STRIDES = ("stride_scales", "stride_expert_scales", "stride_out", "stride_codes", "stride_expert_codes")
+EVEN = ("num_outs", "num_ins", *STRIDES)
 
 def made(kernel, pointers, options={}, **constants):
     names = kernel.arg_names
     types = {n: pointers.get(n, "constexpr" if n in constants else "i32") for n in names}
-    types |= {n: "fp32" for n in ("eps", "length_eps") if n in types and n not in constants}
+    types |= {n: "fp32" for n in ("eps", "norm_eps") if n in types and n not in constants}
     even = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n in pointers or n in EVEN}
     source = ASTSource(kernel, signature=types, constexprs=constants, attrs=even)
     options = {"num_warps": 4, "num_stages": 3, **triton_launch.LAUNCH_OPTIONS, "launch_pdl": True, **options}
@@ -51,73 +53,76 @@ def compiled(kernel, pointers, options={}, **constants):
     asm = made(kernel, pointers, options, **constants)
     return asm["ttgir"] + (asm["ptx"] if options else "")
 
-missing = dict.fromkeys(("offsets", "row_scales", "bias", "residual", "columns"))
-cut = {"DTYPE": tl.bfloat16, "ZERO": 0, "EVEN": True, "PARTS": 1, "B": 64, "squares": None, "LENGTH": 1}
-kinds = {
+missing = dict.fromkeys(("offsets_ptr", "row_scales_ptr", "bias_ptr", "residual_ptr", "columns_ptr"))
+cut = {"DTYPE": tl.bfloat16, "EVEN_K": True, "PARTS": 1, "BLOCK_N": 64, "squares_ptr": None, "BLOCK_SQUARES": 1}
+layouts = {
     "bfloat16": (
-        {"codes": "*bf16"},
-        {"scales": None, "CODE": 0, "HALVES": 1, "TOGETHER": 1, "GROUP": 0, "ROWS": 1, "C": 128},
+        {"codes_ptr": "*bf16"},
+        {"scales_ptr": None, "LAYOUT": CodeLayout(0, 0, 1, 0, 1, 1), "BLOCK_K": 128},
     ),
     "fp8": (
-        {"codes": "*i16", "scales": "*fp32"},
-        {"CODE": 1, "HALVES": 2, "TOGETHER": 64, "GROUP": 128, "ROWS": 128, "C": 64},
+        {"codes_ptr": "*i16", "scales_ptr": "*fp32"},
+        {"LAYOUT": CodeLayout(1, 0, 2, 128, 128, 64), "BLOCK_K": 64},
     ),
 }
 found = {}
-for name, (weights, kind) in kinds.items():
+for name, (weights, layout) in layouts.items():
     for width in (8, 16):
         found[f"linear {name} {width}"] = compiled(
-            linear.multiply, {"x_ND": "*bf16", "out": "*fp32", **weights}, **missing, **cut, **kind,
-            WHOLE=False, KNOWN=False, M=width,
+            linear.gemm_kernel, {"x_ptr": "*bf16", "out_ptr": "*fp32", **weights}, **missing, **cut, **layout,
+            SPLIT_K=True, INPUTS_READY=False, BLOCK_M=width,
         )
-    found[f"linear {name} known"] = compiled(
-        linear.multiply, {"x_ND": "*bf16", "out": "*fp32", **weights}, **missing, **cut, **kind,
-        WHOLE=False, KNOWN=True, M=8,
+    found[f"linear {name} ready"] = compiled(
+        linear.gemm_kernel, {"x_ptr": "*bf16", "out_ptr": "*fp32", **weights}, **missing, **cut, **layout,
+        SPLIT_K=True, INPUTS_READY=True, BLOCK_M=8,
     )
-    for known in (False, True):
-        pointers = {"x": "*bf16", "places": "*i32", "pairs": "*i32", "out": "*fp32", **weights}
-        args = {"offsets": None, "row_scales": None, **cut, **kind, "SHARING": 1, "ONE": False, "M": 16}
-        found[f"experts {name} {known}"] = compiled(moe.multiply, pointers, KNOWN=known, **args)
-        found[f"place {name} {known}"] = machine_code(moe.multiply, pointers, KNOWN=known, **args)
-weights, kind = kinds["fp8"]
-pointers = {"x_ND": "*bf16", "out": "*fp32", "floats": "*bf16", "float_out": "*fp32", **weights}
-sizes = {n: v for n, v in {**cut, **kind}.items() if n in beside._multiply.arg_names}
-found["beside"] = compiled(
-    beside._multiply, pointers, offsets=None, row_scales=None, **sizes, M=8,
-    FLOAT_EVEN=True, FLOAT_B=64, FLOAT_C=64, FLOAT_M=16,
+    for ready in (False, True):
+        pointers = {"x_ptr": "*bf16", "blocks_ptr": "*i32", "sorted_pairs_ptr": "*i32", "out_ptr": "*fp32", **weights}
+        args = {"offsets_ptr": None, "row_scales_ptr": None, **cut, **layout}
+        args |= {"PAIRS_PER_INPUT": 1, "ONE_INPUT": False, "BLOCK_M": 16, "BLOCKS_READY": ready}
+        found[f"experts {name} {ready}"] = compiled(moe.grouped_gemm_kernel, pointers, **args)
+        found[f"block {name} {ready}"] = machine_code(moe.grouped_gemm_kernel, pointers, **args)
+weights, layout = layouts["fp8"]
+pointers = {"x_ptr": "*bf16", "out_ptr": "*fp32", "floats_ptr": "*bf16", "float_out_ptr": "*fp32", **weights}
+sizes = {n: v for n, v in {**cut, **layout}.items() if n in paired.paired_gemm_kernel.arg_names}
+found["paired"] = compiled(
+    paired.paired_gemm_kernel, pointers, offsets_ptr=None, row_scales_ptr=None, **sizes, BLOCK_M=8,
+    FLOAT_LAYOUT=CodeLayout(0, 0, 1, 0, 1, 1), FLOAT_EVEN_K=True, FLOAT_BLOCK_N=64, FLOAT_BLOCK_K=64, FLOAT_BLOCK_M=16,
 )
-of_sums = {"pieces": "*fp32", "squares": "*fp32", "out": "*fp32", "columns": "*i32"}
-evenly = {"B": 64, "PIECES": 4, "EVENLY": True, "LENGTH": 32}
-found["sums of pieces"] = machine_code(
-    pieces.add_pieces, of_sums, bias=None, residual=None, **dict.fromkeys(("norm_weight", "normed", "normed_squares")),
-    **evenly, WIDTH=256,
+of_sums = {"partials_ptr": "*fp32", "squares_ptr": "*fp32", "out_ptr": "*fp32", "columns_ptr": "*i32"}
+evenly = {"BLOCK_N": 64, "NUM_PARTIALS": 4, "EVEN_SPLITS": True, "BLOCK_SQUARES": 32}
+no_norm = dict.fromkeys(("norm_weight_ptr", "normed_ptr", "normed_squares_ptr"))
+found["epilogue of one"] = machine_code(
+    split_k.epilogue_kernel, of_sums, bias_ptr=None, residual_ptr=None, **no_norm, **evenly, BLOCK=256
 )
-found["sums of two"] = machine_code(
-    beside._add_pieces, {**of_sums, "float_pieces": "*fp32", "float_columns": "*i32"}, bias=None, **evenly,
-    FLOAT_B=64, FLOAT_PIECES=8, FLOAT_EVENLY=True, WIDTH=256,
+found["epilogue of two"] = machine_code(
+    paired.paired_epilogue_kernel, {**of_sums, "float_partials_ptr": "*fp32", "float_columns_ptr": "*i32"},
+    bias_ptr=None, **evenly, FLOAT_BLOCK_N=64, FLOAT_NUM_PARTIALS=8, FLOAT_EVEN_SPLITS=True, BLOCK=256,
 )
-given = ("projected", "windows", "inputs", "drafts", "norm", "found", "gates", "out", "squares")
-found["sums of gates"] = machine_code(
-    delta_net.finish, {**dict.fromkeys(given, "*fp32"), "table": "*i32"}, {"num_warps": 1}, **evenly,
+given = ("projected", "windows", "inputs", "drafts", "norm_weight", "found", "gates", "out", "squares")
+found["epilogue of gates"] = machine_code(
+    delta_net.gated_norm_kernel, {**{n + "_ptr": "*fp32" for n in given}, "rows_ptr": "*i32"}, {"num_warps": 1},
+    **evenly,
     KEY_HEADS=4, H=8, D=128, E=128, TAPS=4, WINDOW=8, MAX_DRAFTS=4, PARTS=4, POW_E=128, POW_X=512, POW_W=8, BLOCK_C=64,
 )
 counted = {"counts": "*i32", "weights": "*i64", "numbers": "*i32", "orders": "*i64"}
 cuts = {"filters": "*fp64", "keys": "*i64", "cuts": "*i64", "floors": "*fp64", "indices": "*i32"}
-given = {"logits": "*fp32", "tops": "*fp32", "leasts": "*fp32", **counted, **cuts}
+given = {"logits": "*fp32", "maxima": "*fp32", "leasts": "*fp32", **counted, **cuts}
 sizes = {"BITS": 18, "SCALE": 2.0**44, "BLOCK": sampling.BLOCK, "PARTS": 128, "CLEARED": 32}
-for name in ("_begin", "_count", "_list", "_cut", "_draw_of_part"):
-    kernel = getattr(sampling, name)
+given = {n + "_ptr": t for n, t in given.items()}
+for name in ("_maxima", "_count", "_list", "_cut", "_draw_of_part"):
+    kernel = getattr(sampling, name + "_kernel")
     pointers = {n: t for n, t in given.items() if n in kernel.arg_names}
     if name == "_draw_of_part":
-        pointers["tops"] = "*fp64"
+        pointers["maxima_ptr"] = "*fp64"
     found[f"sample {name}"] = compiled(
         kernel, pointers, **{n: size for n, size in sizes.items() if n in kernel.arg_names}
     )
 given = {"logits": "*fp32", "changes": "*fp64", "biases": "*fp32", "drafts": "*i64", "out": "*fp32"}
-given |= {"slots_R": "*i64", "settled_R": "*i64", "chosen_N": "*i64", "counts": "*i32"}
-sizes = {"COUNTS": True, "BIASES": True, "BLOCK": penalise.BLOCK, "WIDTH": 4}
-for name in ("_penalise", "_count"):
-    kernel = getattr(penalise, name)
+given |= {"slots": "*i64", "last": "*i64", "chosen": "*i64", "counts": "*i32"}
+given = {n + "_ptr": t for n, t in given.items()}
+for name, block in (("_penalise", penalise.BLOCK), ("_count", 4)):
+    kernel, sizes = getattr(penalise, name + "_kernel"), {"COUNTS": True, "BIASES": True, "BLOCK": block}
     found[f"penalise {name}"] = compiled(
         kernel, {n: t for n, t in given.items() if n in kernel.arg_names}, penalise.UNFUSED,
         **{n: size for n, size in sizes.items() if n in kernel.arg_names},
@@ -134,8 +139,8 @@ from triton.compiler import ASTSource
 from headlong.ops import triton_launch
 triton_launch.HAS_PDL = tl.constexpr(False)
 from headlong.ops.linear import triton_gemm, triton_weight, triton_unpack
-from headlong.ops.linear.triton_weight import Kind
-from headlong.ops.linear.triton_block_m import WIDTHS, some_matrix
+from headlong.ops.linear.triton_block_m import BLOCK_MS, random_weight
+from headlong.ops.linear.triton_weight import WeightLayout
 
 MEMORY, calls = int(sys.argv[1]), []
 
@@ -143,33 +148,33 @@ class Recorder:
     def __getitem__(self, grid):
         return lambda *args, **given: calls.append((args, given))
 
-triton_weight.multiply, triton_weight.memory_of = Recorder(), lambda device: MEMORY
+triton_weight.gemm_kernel, triton_weight.shared_memory = Recorder(), lambda device: MEMORY
 POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int16: "*i16", torch.uint8: "*u8"}
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion", "launch_pdl")
 
 def memory(args, given):
-    names = triton_gemm.multiply.arg_names
+    names = triton_gemm.gemm_kernel.arg_names
     passed = dict(zip(names, args)) | {n: v for n, v in given.items() if n not in LAUNCH_OPTIONS}
     constants = {n: v for n, v in passed.items() if v is None or n.isupper()}
     types = {n: POINTERS[v.dtype] if isinstance(v, torch.Tensor) else "i32" for n, v in passed.items()}
-    types |= {"length_eps": "fp32", **dict.fromkeys(constants, "constexpr")}
+    types |= {"norm_eps": "fp32", **dict.fromkeys(constants, "constexpr")}
     whole = [n for n in names if types[n] == "i32" and passed[n] % 16 == 0]
     even = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n in whole or types[n][0] == "*"}
-    source = ASTSource(triton_gemm.multiply, {n: types[n] for n in names}, constants, even)
+    source = ASTSource(triton_gemm.gemm_kernel, {n: types[n] for n in names}, constants, even)
     options = {n: v for n, v in given.items() if n in LAUNCH_OPTIONS and n != "launch_pdl" and v is not None}
     return triton.compile(source, target=GPUTarget("cuda", 86, 32), options=options).metadata.shared
 
-kinds = {
-    "bfloat16": Kind(triton_unpack.FLOAT, torch.bfloat16, 16),
-    "fp8": Kind(triton_unpack.E4M3, torch.int16, 8, 128, 128),
-    "int4": Kind(triton_unpack.NIBBLE, torch.uint8, 4, 128, zero=8),
+layouts = {
+    "bfloat16": WeightLayout(triton_unpack.FLOAT, torch.bfloat16, 16),
+    "fp8": WeightLayout(triton_unpack.E4M3, torch.int16, 8, 128, 128),
+    "int4": WeightLayout(triton_unpack.NIBBLE, torch.uint8, 4, 128, zero_point=8),
 }
 found = {}
-for name, kind in kinds.items():
-    matrix = some_matrix(kind, torch.bfloat16, torch.Generator().manual_seed(0))
-    for width in WIDTHS[:-1] if kind.bits < 16 else WIDTHS[1:]:
-        matrix.multiply(torch.zeros(width, matrix.ins, dtype=torch.bfloat16), width)
-        found[f"{name} {width}"] = memory(*calls.pop())
+for name, layout in layouts.items():
+    weight = random_weight(layout, torch.bfloat16, torch.Generator().manual_seed(0))
+    for block_m in BLOCK_MS[:-1] if layout.bits < 16 else BLOCK_MS[1:]:
+        weight.partial_sums(torch.zeros(block_m, weight.num_ins, dtype=torch.bfloat16), block_m)
+        found[f"{name} {block_m}"] = memory(*calls.pop())
 json.dump(found, sys.stdout)
 """
 SMALL_MEMORY = 99 << 10
@@ -215,45 +220,45 @@ def test_the_first_weights_do_not_wait(programs, kind, width):
     assert order(programs[f"linear {kind} {width}"], WAIT, COPY)[:3] == [COPY, WAIT, COPY]
 
 
-def test_the_first_weights_of_two_matrices_do_not_wait(programs):
-    """A program has a share of one or the other."""
-    one, other = programs["beside"].split(" else {")
+def test_the_first_weights_of_a_pair_do_not_wait(programs):
+    """A program has a split of one or the other."""
+    one, other = programs["paired"].split(" else {")
     assert order(one, WAIT, COPY)[:3] == order(other, WAIT, COPY)[:3] == [COPY, WAIT, COPY]
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "fp8"])
-def test_known_inputs_are_not_waited_for(programs, kind):
+def test_inputs_that_are_ready_are_not_waited_for(programs, kind):
     """Only one program waits, when it has done its work."""
-    instructions = order(programs[f"linear {kind} known"], WAIT, COPY)
+    instructions = order(programs[f"linear {kind} ready"], WAIT, COPY)
     assert len(instructions) > 4 and instructions.index(WAIT) == len(instructions) - 1
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "fp8"])
-def test_known_experts_do_not_wait(programs, kind):
+def test_blocks_that_are_ready_are_not_waited_for(programs, kind):
     """Only a program that has nothing to do waits at once."""
     assert order(programs[f"experts {kind} True"], WAIT, COPY)[:4] == [WAIT, COPY, WAIT, COPY]
 
 
-@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("ready", [False, True])
 @pytest.mark.parametrize("kind", ["bfloat16", "fp8"])
-def test_a_place_is_looked_at_once(programs, kind, known):
+def test_a_block_is_looked_at_once(programs, kind, ready):
     """Its expert, its pairs and their number: whoever asked for one after the other would wait twice for memory."""
-    program = programs[f"place {kind} {known}"]
+    program = programs[f"block {kind} {ready}"]
     assert program[: re.search(r"@!?P\d BRA", program).start()].count("LDG") == 3
 
 
-@pytest.mark.parametrize("what", ["pieces", "two", "gates"])
-def test_sums_ask_for_all_before_they_wait_for_any(programs, what):
-    """Lengths are added behind a barrier, behind which nothing should have to be asked for."""
-    _, *ways = programs[f"sums of {what}"].split("ACQBULK")
-    assert len(ways) == (1 if what == "pieces" else 2)
+@pytest.mark.parametrize("what", ["one", "two", "gates"])
+def test_epilogues_ask_for_all_before_they_wait_for_any(programs, what):
+    """Squares are added behind a barrier, behind which nothing should have to be asked for."""
+    _, *ways = programs[f"epilogue of {what}"].split("ACQBULK")
+    assert len(ways) == (1 if what == "one" else 2)
     for way in ways:
         way = way[: way.index("EXIT")]  # behind that is what the other way does before it waits
         first = re.search("BAR.SYNC|STS", way)
         assert first is not None and "LDG" in way and "LDG" not in way[first.start() :]
 
 
-@pytest.mark.parametrize("kernel", ["_begin", "_count", "_list", "_cut", "_draw_of_part"])
+@pytest.mark.parametrize("kernel", ["_maxima", "_count", "_list", "_cut", "_draw_of_part"])
 def test_sampling_waits_for_what_it_reads(programs, kernel):
     assert order(programs[f"sample {kernel}"], WAIT, COPY, LOAD)[0] == WAIT
 
@@ -270,7 +275,7 @@ def test_penalties_are_not_fused(programs):
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "fp8"])
-def test_unknown_experts_are_waited_for(programs, kind):
+def test_blocks_that_are_not_ready_are_waited_for(programs, kind):
     assert order(programs[f"experts {kind} False"], WAIT, COPY, LOAD)[0] == WAIT
 
 

@@ -138,7 +138,7 @@ def test_few_and_many_tokens_run_by_different_kernels_to_the_same_bits(monkeypat
     steps = draw_steps(seed=8)
     assert any(share.replay and share.drafts for step in steps for share in step)
     launched, found = [], []
-    monkeypatch.setattr(op.kernels, "bring", Watched(op.kernels.bring, launched))
+    monkeypatch.setattr(op.kernels, "token_inputs_kernel", Watched(op.kernels.token_inputs_kernel, launched))
     for few in (0, 10**6):
         monkeypatch.setattr(op, "FEW_TOKENS", few)
         monkeypatch.setattr(op, "FEW_OF_A_ROW", few)

@@ -4,18 +4,18 @@ in one, and bit for bit the same for a token in any company."""
 import pytest
 import torch
 from test_triton_attention import true_bfloat16  # noqa: F401
-from test_triton_linear import DEVICE, draw, in_pieces, linear, tokens, weight_of
+from test_triton_linear import DEVICE, draw, linear, split_up, tokens, weight_of
 from torch.nn.functional import silu
 
 from headlong.ops.linear.triton import TritonLinear
-from headlong.ops.linear.triton_split_k import WIDTH, add_pieces
+from headlong.ops.linear.triton_split_k import BLOCK, epilogue_kernel
 from headlong.ops.norm.normed import PartialNorm
 from headlong.ops.norm.reference import RmsNorm
-from headlong.ops.norm.triton import PART, TritonRmsNorm, room_args
+from headlong.ops.norm.triton import PART, TritonRmsNorm, partial_norm_args
 from headlong.ops.registry import choose_backend
 from headlong.ops.silu_mul.triton import silu_mul
 
-SIZES = [320, 2 * WIDTH, 2048]
+SIZES = [320, 2 * BLOCK, 2048]
 """Of hidden states: more than one block each, the first not in whole blocks."""
 
 
@@ -27,7 +27,7 @@ def norm_of(size: int, *, halved: bool = True, dtype: torch.dtype = torch.bfloat
 def producer(size: int) -> TritonLinear:
     """Gives hidden states, in pieces."""
     made = TritonLinear([weight_of("bfloat16", (size, 320))])
-    return in_pieces(made) if made.matrices[0].is_whole else made
+    return made if made.weights[0].is_split else split_up(made)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -59,11 +59,19 @@ def test_products_see_to_the_second(kind, cut):
 
 
 def added(made: TritonLinear, half: PartialNorm) -> torch.Tensor:
-    """Pieces that somebody else adds."""
-    pieces = made.pieces(half)
+    """Partial sums that somebody else adds."""
+    sums = made.partial_sums(half)
     out = torch.empty(len(half.x_ND), made.out_features, device=DEVICE)
-    add_pieces[-(-made.out_features // WIDTH), len(out)](
-        pieces.tensor, None, None, None, out, out.shape[1], *room_args(None, None), **pieces.cut, WIDTH=WIDTH
+    epilogue_kernel[-(-made.out_features // BLOCK), len(out)](
+        sums.partials_PNO,
+        None,
+        None,
+        None,
+        out,
+        out.shape[1],
+        *partial_norm_args(None, None),
+        **sums.args,
+        BLOCK=BLOCK,
     )
     return out
 
@@ -105,9 +113,9 @@ def test_norms_that_stay_whole(norm):
     assert torch.equal(hidden, make(x, to)) and torch.equal(normed, norm(hidden))
 
 
-def test_a_product_that_is_whole_leaves_the_norm_to_its_kernel():
+def test_a_gemm_that_is_not_split_leaves_the_norm_to_its_kernel():
     make, norm = TritonLinear([weight_of("bfloat16", (70, 96))]), norm_of(70)
-    assert make.matrices[0].is_whole
+    assert not make.weights[0].is_split
     hidden, normed = make.add_to(tokens(2, 96), draw(2, 70).to(DEVICE), norm)
     assert torch.equal(normed, norm(hidden))
 
@@ -131,8 +139,8 @@ def test_who_may_leave_a_half_to_products(monkeypatch, weights, halved):
     monkeypatch.setenv("HEADLONG_TRITON", "1" if DEVICE == "cuda" else "interpret")
     ops = choose_backend(torch.bfloat16, torch.device(DEVICE))
     norm = ops.norm(torch.ones(320, device=DEVICE), 1e-6, inside=True)
-    assert isinstance(norm, TritonRmsNorm) and norm.may_be_halved
+    assert isinstance(norm, TritonRmsNorm) and norm.may_be_partial
     for kind in weights:
         ops.linear(draw(65, 320).double().to(DEVICE) if kind == "float64" else weight_of(kind, (65, 320)))
-    assert norm.may_be_halved == halved
-    assert not ops.norm(torch.ones(320, device=DEVICE), 1e-6).may_be_halved
+    assert norm.may_be_partial == halved
+    assert not ops.norm(torch.ones(320, device=DEVICE), 1e-6).may_be_partial

@@ -13,9 +13,9 @@ from headlong.errors import CheckpointError
 from headlong.ops.argmax.triton import argmax
 from headlong.ops.linear import triton_block_m, triton_split_k, triton_weight
 from headlong.ops.linear.triton import TritonLinear
-from headlong.ops.linear.triton_block_m import SURE, WIDTHS, product, width_for
-from headlong.ops.linear.triton_repack import kind_of
-from headlong.ops.linear.triton_weight import BYTE_PROGRAMS, PROGRAMS, Kind, plan_shape
+from headlong.ops.linear.triton_block_m import BLOCK_MS, REFERENCE_BLOCK_M, block_m_for, product
+from headlong.ops.linear.triton_repack import layout_of
+from headlong.ops.linear.triton_weight import BYTE_NUM_SPLITS, NUM_SPLITS, WeightLayout, gemm_config
 from headlong.ops.registry import choose_backend
 from headlong.ops.silu_mul.triton import silu_mul
 from headlong.quant.compressed import CompressedInts
@@ -115,16 +115,16 @@ def linear(kind: str, shape: tuple[int, int], *, cut: bool = False) -> TritonLin
     """`cut`: in pieces."""
     assert TritonLinear.supports(weight_of(kind, shape)) is None
     made = TritonLinear([weight_of(kind, shape)])
-    return in_pieces(made) if cut and made.matrices[0].is_whole else made
+    return split_up(made) if cut and not made.weights[0].is_split else made
 
 
-def in_pieces(multiply: TritonLinear) -> TritonLinear:
+def split_up(multiply: TritonLinear) -> TritonLinear:
     """The same, cut inside its tiles as those of more columns are."""
-    for matrix in multiply.matrices:
-        assert matrix.is_whole and matrix.num_steps > 1
-        matrix.__dict__["plan"] = matrix.plan._replace(steps_each=matrix.num_steps - 1)
-        del matrix.__dict__["num_pieces"]
-        assert matrix.num_pieces > 1
+    for weight in multiply.weights:
+        assert not weight.is_split and weight.steps_per_tile > 1
+        weight.__dict__["config"] = weight.config._replace(steps_per_split=weight.steps_per_tile - 1)
+        del weight.__dict__["num_partials"]
+        assert weight.is_split
     return multiply
 
 
@@ -202,34 +202,34 @@ def test_many_tokens(kind, cut, monkeypatch):
 def test_widths(kind):
     """A product is one however many tokens are multiplied at once; that its bits are the same is the device's doing."""
     multiply, x = linear(kind, SHAPES[1]), tokens(70, SHAPES[1][1])
-    matrix = multiply.matrices[0]
-    expected = product(matrix, x.to(matrix.dtype), SURE)
+    weight = multiply.weights[0]
+    expected = product(weight, x.to(weight.dtype), REFERENCE_BLOCK_M)
     assert torch.equal(expected, multiply(x))
-    for width in WIDTHS:
-        torch.testing.assert_close(product(matrix, x.to(matrix.dtype), width), expected, rtol=1e-5, atol=1e-4)
+    for width in BLOCK_MS:
+        torch.testing.assert_close(product(weight, x.to(weight.dtype), width), expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 @pytest.mark.parametrize("kind", KINDS)
 def test_widths_give_the_same_bits(kind):
-    matrix, x = linear(kind, (1024, 4096)).matrices[0], tokens(300, 4096)
-    sure = product(matrix, x.to(matrix.dtype), SURE)
-    least, most = {8: (8, 128), 16: (16, 256)}.get(matrix.kind.bits, (16, 128))
-    for width in WIDTHS:
+    weight, x = linear(kind, (1024, 4096)).weights[0], tokens(300, 4096)
+    sure = product(weight, x.to(weight.dtype), REFERENCE_BLOCK_M)
+    least, most = {8: (8, 128), 16: (16, 256)}.get(weight.layout.bits, (16, 128))
+    for width in BLOCK_MS:
         served = min(max(width, least), most)
-        assert width_for(width, matrix) == served
-        assert torch.equal(product(matrix, x.to(matrix.dtype), served), sure)
+        assert block_m_for(width, weight) == served
+        assert torch.equal(product(weight, x.to(weight.dtype), served), sure)
 
 
 @pytest.mark.parametrize("agree", [True, False])
 def test_widths_differ_only_where_bits_do_not(agree, monkeypatch):
     tried = []
     monkeypatch.setattr(triton_block_m, "_interpreted", lambda: False)
-    monkeypatch.setattr(triton_block_m, "_agrees", lambda *at: tried.append(at) or agree)
+    monkeypatch.setattr(triton_block_m, "_gives_same_bits", lambda *at: tried.append(at) or agree)
     for kind, least, most in (("bfloat16", 16, 256), ("fp8_block", 8, 128), ("int4_asym", 16, 128)):
-        matrix = linear(kind, SHAPES[0]).matrices[0]
-        found = [width_for(count, matrix) for count in (1, 8, 9, 16, 17, 64, 65, 129, 5000)]
+        weight = linear(kind, SHAPES[0]).weights[0]
+        found = [block_m_for(count, weight) for count in (1, 8, 9, 16, 17, 64, 65, 129, 5000)]
         assert found == ([least, least, 16, 16, 64, 64, 128, most, most] if agree else [64] * 9)
     assert {width for *_, width in tried} == {8, 16, 128, 256}
 
@@ -237,17 +237,17 @@ def test_widths_differ_only_where_bits_do_not(agree, monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_widths_are_tried_on(kind, monkeypatch):
     """Numbers all of them, and a difference in the last bit of one is found."""
-    monkeypatch.setattr(triton_block_m, "OUTS", 70)
-    monkeypatch.setattr(triton_block_m, "INS", 512)
-    found, generator = kind_of(weight_of(kind, SHAPES[1])), torch.Generator(DEVICE).manual_seed(0)
-    assert isinstance(found, Kind)
-    matrix = linear(kind, SHAPES[1]).matrices[0]
-    some = triton_block_m.some_matrix(found, matrix.dtype, generator)
-    out = product(some, torch.ones(2, 512, dtype=some.dtype, device=DEVICE), SURE)
+    monkeypatch.setattr(triton_block_m, "NUM_OUTS", 70)
+    monkeypatch.setattr(triton_block_m, "NUM_INS", 512)
+    found, generator = layout_of(weight_of(kind, SHAPES[1])), torch.Generator(DEVICE).manual_seed(0)
+    assert isinstance(found, WeightLayout)
+    weight = linear(kind, SHAPES[1]).weights[0]
+    some = triton_block_m.random_weight(found, weight.dtype, generator)
+    out = product(some, torch.ones(2, 512, dtype=some.dtype, device=DEVICE), REFERENCE_BLOCK_M)
     assert out.isfinite().all() and (out.std(1) > 0).all()
     off = iter([torch.zeros(1), torch.zeros(1).nextafter(torch.ones(1))])
     monkeypatch.setattr(triton_block_m, "product", lambda *_: next(off))
-    assert not triton_block_m._agrees.__wrapped__(found, matrix.dtype, torch.device(DEVICE), 16)
+    assert not triton_block_m._gives_same_bits.__wrapped__(found, weight.dtype, torch.device(DEVICE), 16)
 
 
 def test_what_lies_beside_the_input_does_not_matter():
@@ -266,7 +266,7 @@ def test_what_is_added(cut):
     x, weight = tokens(3, shape[1]), weight_of("bfloat16", shape)
     plain = linear("bfloat16", shape, cut=cut)(x)
     biased = TritonLinear([weight], None, bias)
-    biased = in_pieces(biased) if cut else biased
+    biased = split_up(biased) if cut else biased
     assert torch.equal(biased(x), plain + bias)
     assert torch.equal(biased(x, add_to=before), before + (plain + bias))
     assert torch.equal(linear("bfloat16", shape, cut=cut)(x, before), before + plain)
@@ -280,7 +280,7 @@ def test_gate_in_one_go(kinds, biased, cut, monkeypatch):
     size = SHAPES[1][0]
     bias = draw(2 * size, seed=2).to(DEVICE) if biased else None
     multiply = TritonLinear([weight_of(kind, SHAPES[1]) for kind in kinds], None, bias)
-    multiply = in_pieces(multiply) if cut else multiply
+    multiply = split_up(multiply) if cut else multiply
     x = tokens(5, SHAPES[1][1])
     found = multiply.gated(x, partial(silu_mul, dtype=torch.float16), torch.float16)
     assert torch.equal(found, silu_mul(multiply(x), torch.float16)) and found.shape == (5, size)
@@ -291,7 +291,7 @@ def test_gate_in_one_go(kinds, biased, cut, monkeypatch):
 @pytest.mark.parametrize("kinds", [["bfloat16"], ["fp8_block"], ["bfloat16", "fp8_block"]], ids=str)
 def test_best_output_without_the_others(kinds, monkeypatch):
     """What the best of all outputs would be: also of equal ones, and of those that are no numbers."""
-    monkeypatch.setattr(triton_split_k, "COMPARED", 16)
+    monkeypatch.setattr(triton_split_k, "ARGMAX_BLOCK", 16)
     size = SHAPES[1][0] * len(kinds)
     bias = torch.zeros(size, device=DEVICE)
     bias[[20, 50]] = torch.inf
@@ -336,7 +336,7 @@ def test_blocks_of_scales_that_move(swapped):
     weight = weight_of("fp8_block", (256, 130))
     order = torch.arange(256).roll(128 if swapped else 100)
     multiply, x = TritonLinear([weight], order), tokens(2, 130)
-    assert multiply.matrices[0].kind.rows == (128 if swapped else 1)
+    assert multiply.weights[0].layout.scale_rows == (128 if swapped else 1)
     expected = TritonLinear([weight])(x)[:, order.to(DEVICE)]
     assert torch.allclose(multiply(x), expected, rtol=1e-5, atol=1e-5)
 
@@ -377,20 +377,20 @@ def test_what_it_does_not_know_is_left_to_others():
 )
 def test_plans_share_the_work_evenly(shape, bits):
     """Every program but the last has as much to do, and one wave of them does all of it."""
-    plan = plan_shape(*shape, bits=bits)
-    columns = plan.block_ins * triton_weight.halves(bits)
+    plan = gemm_config(*shape, bits=bits)
+    columns = plan.block_k * triton_weight.codes_per_word(bits)
     assert all(size & (size - 1) == 0 for size in plan[:2]) and shape[1] % columns == 0
     steps = -(-shape[0] // plan.block_outs) * (shape[1] // columns)
-    programs = -(-steps // plan.steps_each)
-    wave = BYTE_PROGRAMS if bits == 8 else PROGRAMS
-    assert PROGRAMS / 5 < programs <= wave
+    programs = -(-steps // plan.steps_per_split)
+    wave = BYTE_NUM_SPLITS if bits == 8 else NUM_SPLITS
+    assert NUM_SPLITS / 5 < programs <= wave
     if steps > wave * 16:
-        assert steps / (wave * plan.steps_each) > 0.93
+        assert steps / (wave * plan.steps_per_split) > 0.93
 
 
 def test_plans_depend_on_the_shape_alone():
-    """And a matrix of twice the outputs is cut into about the same number of shares."""
-    sizes = [plan_shape(outs, 4096).steps_each for outs in (8192, 16384, 32768)]
+    """And a weight of twice the outputs is cut into about the same number of shares."""
+    sizes = [gemm_config(outs, 4096).steps_per_split for outs in (8192, 16384, 32768)]
     assert all(abs(second - 2 * first) <= 1 for first, second in pairwise(sizes))
 
 
@@ -406,7 +406,7 @@ def test_picked_outputs(kind, outs):
     assert torch.equal(part.argmax(x, argmax), part(x).argmax(1))
 
 
-def test_of_several_matrices_none_are_picked():
+def test_of_several_weights_none_are_picked():
     mixed = TritonLinear([weight_of("float32", SHAPES[1]), weight_of("int8_channel", SHAPES[1])])
     assert mixed.picked(torch.tensor([0])) is None
 

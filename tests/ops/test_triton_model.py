@@ -85,7 +85,7 @@ def test_whole_sums(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("folder", ["dense", pytest.param("experts", marks=pytest.mark.slow)], indirect=True)
-def test_sums_in_pieces(folder, monkeypatch):
+def test_split_k(folder, monkeypatch):
     """As those of larger models are, which leave their norms to products in half: all of a layer's, but the first."""
     monkeypatch.setattr(triton_weight, "LEAST_STEPS", 1)
     monkeypatch.setattr(triton_weight, "WHOLE_STEPS", 0)

@@ -142,7 +142,7 @@ def test_gate_and_up_apart(kind):
     "sizes", [Sizes(hidden=64), Sizes(experts=100, active=3, hidden=70, shared=56)], ids=str
 )
 def test_bits_depend_on_nothing_beside(kind, sizes):
-    """Not on who else is routed to an expert, nor on how many: alone, few (places by pair), many (places by expert,
+    """Not on who else is routed to an expert, nor on how many: alone, few (blocks by pair), many (blocks by expert,
     several of one expert)."""
     layer = Layer(weights_of(kind, sizes))
     x, logits = tokens(30, sizes.hidden), logits_of(30, sizes)
@@ -156,27 +156,27 @@ def test_bits_depend_on_nothing_beside(kind, sizes):
 
 
 @pytest.mark.parametrize("kind", ["fp8_block", "int8_channel"])
-@pytest.mark.parametrize("count", [1, op.FEW_PAIRS])
+@pytest.mark.parametrize("count", [1, op.FEW_BLOCK_M])
 def test_few_pairs_at_once(kind, count):
     """On a GPU with the bits of more; the interpreter's products are numpy's, so there it does not serve."""
     sizes = Sizes(hidden=192, inner=64, shared=64)
     experts = Layer(weights_of(kind, sizes)).experts
-    _, _, places, pairs = experts.route(logits_of(count, sizes))
+    _, _, blocks, pairs = experts.route(logits_of(count, sizes))
     given = {experts.gate_up: tokens(count, sizes.hidden), experts.down: tokens(len(pairs), sizes.inner)}
     for stack, sharing in ((experts.gate_up, experts.ranks), (experts.down, 1)):
         x = given[stack].bfloat16()
         few, more = (
-            stack.multiply(x, places, pairs, sharing, torch.float32, width=width)
-            for width in (op.FEW_PAIRS, op.PAIRS)
+            stack.grouped_gemm(x, blocks, pairs, sharing, torch.float32, block_m=block_m)
+            for block_m in (op.FEW_BLOCK_M, op.BLOCK_M)
         )
         torch.testing.assert_close(few, more, rtol=1e-5, atol=1e-5)
         assert DEVICE == "cpu" or torch.equal(few, more)
-        assert op.width_for(count, stack) == (op.PAIRS if DEVICE == "cpu" else op.FEW_PAIRS)
-        assert op.width_for(op.FEW_PAIRS + 1, stack) == op.PAIRS
+        assert op.block_m_for(count, stack) == (op.BLOCK_M if DEVICE == "cpu" else op.FEW_BLOCK_M)
+        assert op.block_m_for(op.FEW_BLOCK_M + 1, stack) == op.BLOCK_M
 
 
 def test_only_bytes_are_narrow():
-    assert op.width_for(1, Layer(weights_of("bfloat16", Sizes())).experts.gate_up) == op.PAIRS
+    assert op.block_m_for(1, Layer(weights_of("bfloat16", Sizes())).experts.gate_up) == op.BLOCK_M
 
 
 @pytest.mark.parametrize("sizes", [Sizes(), Sizes(hidden=512, inner=256, shared=256)], ids=str)
@@ -196,7 +196,7 @@ def test_halves_of_norms(sizes):
 
 
 def test_everybody_at_the_same_experts():
-    """Several places of one expert, the last not full."""
+    """Several blocks of one expert, the last not full."""
     sizes = Sizes()
     weights = weights_of("float32", sizes)
     layer, x = Layer(weights), tokens(37, sizes.hidden)
@@ -252,18 +252,18 @@ def test_routing(experts, active, joined):
     )
 
 
-def check_places(of_pair: Tensor, places: Tensor, pairs: Tensor, experts: int) -> None:
+def check_blocks(of_pair: Tensor, blocks: Tensor, pairs: Tensor, experts: int) -> None:
     """Every pair is in one place, that of its expert, and those of a place are in their order."""
-    assert len(places) <= min(len(of_pair), len(of_pair) // op.PAIRS + experts + 1)
+    assert len(blocks) <= min(len(of_pair), len(of_pair) // op.BLOCK_M + experts + 1)
     seen = []
-    for expert, first, size in places.tolist():
+    for expert, first, size in blocks.tolist():
         own = pairs[first : first + size].tolist()
-        assert size <= op.PAIRS and own == sorted(own)
+        assert size <= op.BLOCK_M and own == sorted(own)
         assert all(of_pair[pair] == expert for pair in own)
         seen += own
     assert sorted(seen) == list(range(len(of_pair)))
-    full = sum(-(-int(number) // op.PAIRS) for number in of_pair.bincount())
-    assert sum(size > 0 for *_, size in places.tolist()) == full, "no more places than it takes"
+    full = sum(-(-int(number) // op.BLOCK_M) for number in of_pair.bincount())
+    assert sum(size > 0 for *_, size in blocks.tolist()) == full, "no more blocks than it takes"
 
 
 @pytest.mark.parametrize("count", [1, 5, 16, 17, 130, 1100])
@@ -272,7 +272,7 @@ def test_grouping(count, experts):
     layer = Layer(weights_of("float32", Sizes(experts, 1, 8, 4, 5))).experts
     generator = torch.Generator().manual_seed(count)
     of_pair = torch.randint(experts, (count,), generator=generator, dtype=torch.int32).to(DEVICE)
-    check_places(of_pair, *layer.group(of_pair), experts)
+    check_blocks(of_pair, *layer.group(of_pair), experts)
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 5])
@@ -282,8 +282,8 @@ def test_grouping(count, experts):
 def test_grouping_of_few_tokens(count, sizes):
     """By the kernel that routes them, or by the next."""
     layer = Layer(weights_of("float32", sizes)).experts
-    of_pair, _, places, pairs = layer.route(logits_of(count, sizes))
-    check_places(of_pair, places, pairs, sizes.experts)
+    of_pair, _, blocks, pairs = layer.route(logits_of(count, sizes))
+    check_blocks(of_pair, blocks, pairs, sizes.experts)
 
 
 def test_experts_that_differ_are_left_to_others(caplog, monkeypatch):

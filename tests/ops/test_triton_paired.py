@@ -34,7 +34,7 @@ def one_by_one(multiply: TritonLinear, given) -> torch.Tensor:
 @pytest.mark.parametrize("packed", PACKED)
 def test_together_as_apart(packed, count):
     multiply = pair(packed, biased=count == 3)
-    assert multiply._pair is not None and len(multiply.matrices) == 2
+    assert multiply._pair is not None and len(multiply.weights) == 2
     x = tokens(count, INS)
     assert torch.equal(multiply(x), one_by_one(multiply, x))
 
@@ -60,7 +60,7 @@ def test_many_tokens_go_apart(monkeypatch):
     """And have the bits of few."""
     multiply, x = pair("fp8_block"), tokens(FEW + 1, INS)
     few = multiply(x[:FEW])
-    monkeypatch.setattr(linear, "add_both", None)
+    monkeypatch.setattr(linear, "paired_gemm", None)
     assert torch.equal(multiply(x)[:FEW], few)
 
 

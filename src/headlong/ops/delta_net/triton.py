@@ -27,7 +27,7 @@ class TritonDeltaNet:
     name = "triton"
 
     def __init__(self, weights: DeltaNetWeights, dtype: torch.dtype = torch.float32) -> None:
-        """What comes out is of this dtype."""
+        """`dtype` is that of what comes out."""
         self.weights = w = weights
         self.dtype = dtype
         self.eps = float(w.norm.eps)
@@ -62,20 +62,20 @@ class TritonDeltaNet:
         keys = {"QK_EPS": QK_EPS, "TILED": w.tiled, "POW_D": self.pow_d}
         few = step.most_tokens <= FEW_OF_A_ROW and num_tokens <= FEW_TOKENS
         conv_TC = self.wide_conv_TC if few else w.conv_TC
-        bringing = (projected, windows_SWC, conv_TC, w.rate, w.dt_bias)
+        sources = (projected, windows_SWC, conv_TC, w.rate, w.dt_bias)
         if not few:
-            kernels.bring[(num_tokens, heads)](
-                *bringing, step.table_R6, step.row_N, inputs_NHY, POW_E=self.pow_e, **keys, **common
+            kernels.token_inputs_kernel[(num_tokens, heads)](
+                *sources, step.table_R6, step.row_N, inputs_NHY, POW_E=self.pow_e, **keys, **common
             )
-        kernels.delta_rule[(triton.cdiv(w.value_dim, self.block_e), heads, num_rows)](
-            *bringing, inputs_NHY, delta.committed_SHDE, delta.drafts_SKHX, step.table_R6, found,
-            BRINGS=few, MAX_DRAFTS=max_drafts, BLOCK_E=self.block_e, **keys, **common,
+        kernels.delta_rule_kernel[(triton.cdiv(w.value_dim, self.block_e), heads, num_rows)](
+            *sources, inputs_NHY, delta.committed_SHDE, delta.drafts_SKHX, step.table_R6, found,
+            FIND_INPUTS=few, MAX_DRAFTS=max_drafts, BLOCK_E=self.block_e, **keys, **common,
         )  # fmt: skip
         gates, parts = asked.gates(), max(1, max_drafts)
         assert gates is not None
-        kernels.finish[(num_tokens + num_rows * parts, heads)](
-            projected, windows_SWC, inputs_NHY, delta.drafts_SKHX, w.norm.weight, step.table_R6, found, gates.tensor,
-            out, self.eps, **gates.cut, MAX_DRAFTS=max_drafts, PARTS=parts,
+        kernels.gated_norm_kernel[(num_tokens + num_rows * parts, heads)](
+            projected, windows_SWC, inputs_NHY, delta.drafts_SKHX, w.norm.weight, step.table_R6, found,
+            gates.partials_PNO, out, self.eps, **gates.args, MAX_DRAFTS=max_drafts, PARTS=parts,
             POW_E=self.pow_e, POW_X=triton.next_power_of_2(size), POW_W=triton.next_power_of_2(window),
             BLOCK_C=triton.next_power_of_2(triton.cdiv(w.conv_channels, parts * heads)), **common,
         )  # fmt: skip

@@ -1,8 +1,11 @@
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 # pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false
-"""A token for each row of scores on a GPU: the best of scores plus the noise of sampling/noise.py, made on the way.
+"""A token for each row of scores on a GPU: the argmax of scores plus the noise of sampling/noise.py, made on the way.
 
-Parts of a row first, so that even one row keeps many programs busy; then the best of its parts.
+Parts of a row first, so that even one row keeps many programs busy; then the argmax of its parts.
+
+Legend. M rows of V scores, P parts of BLOCK tokens. scores_ptr [rows, size]; keys_ptr [rows, 4]: seed, choice, position
+and stream; maxima_ptr and indices_ptr [rows, parts]: the largest noisy score of each part, and its token.
 """
 
 import torch
@@ -10,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headlong.ops.argmax.triton import best_of_parts, first_best
+from headlong.ops.argmax.triton import argmax_of_parts, block_argmax
 from headlong.ops.triton_launch import LAUNCH_OPTIONS, launch_dependents_and_wait
 
 BLOCK = 1024
@@ -21,13 +24,14 @@ _TO_UNIT = tl.constexpr(2.0**-32)
 
 @triton.jit
 def _product(x, FACTOR: tl.constexpr):
-    """Of two numbers of 32 bits: its upper half, and its lower."""
+    """The product of two numbers of 32 bits: its upper half, and its lower."""
     product = x.to(tl.uint64) * FACTOR
     return (product >> 32).to(tl.uint32), product.to(tl.uint32)
 
 
 @triton.jit
 def _philox(c0, c1, c2, c3, k0, k1):
+    """Philox 4x32: four random words of a counter and a key."""
     for _ in tl.static_range(_ROUNDS):
         high0, low0 = _product(c0, 0xD2511F53)
         high1, low1 = _product(c2, 0xCD9E8D57)
@@ -37,18 +41,18 @@ def _philox(c0, c1, c2, c3, k0, k1):
 
 
 @triton.jit
-def noise(keys, part, BLOCK: tl.constexpr):
-    """Of the BLOCK tokens of a part, four to a counter; `keys` are a row's."""
-    seed, choice, position = tl.load(keys), tl.load(keys + 1), tl.load(keys + 2)
+def noise(row_keys_ptr, part, BLOCK: tl.constexpr):
+    """Gumbel noise of the BLOCK tokens of a part, four to a counter."""
+    seed, choice, position = tl.load(row_keys_ptr), tl.load(row_keys_ptr + 1), tl.load(row_keys_ptr + 2)
     quad = (part * (BLOCK // 4) + tl.arange(0, BLOCK // 4)).to(tl.uint32)
-    nothing = quad * 0
+    zero = quad * 0
     c0, c1, c2, c3 = _philox(
         quad,
-        nothing + position.to(tl.uint32),
-        nothing + choice.to(tl.uint32),
-        nothing + tl.load(keys + 3).to(tl.uint32),
-        nothing + seed.to(tl.uint32),
-        nothing + (seed >> 32).to(tl.uint32),
+        zero + position.to(tl.uint32),
+        zero + choice.to(tl.uint32),
+        zero + tl.load(row_keys_ptr + 3).to(tl.uint32),
+        zero + seed.to(tl.uint32),
+        zero + (seed >> 32).to(tl.uint32),
     )
     words = tl.join(tl.join(c0, c2), tl.join(c1, c3)).reshape(BLOCK)
     unit = (words.to(tl.float64) + 0.5) * _TO_UNIT
@@ -56,36 +60,40 @@ def noise(keys, part, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _draw_of_part(scores, keys, tops, indices, size, BLOCK: tl.constexpr):
+def _draw_of_part_kernel(scores_ptr, keys_ptr, maxima_ptr, indices_ptr, size, BLOCK: tl.constexpr):
     launch_dependents_and_wait()
-    part, row, parts = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
+    part, row, num_parts = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
     index = part * BLOCK + tl.arange(0, BLOCK)
-    inside = index < size
-    score = tl.load(scores + row * size + index, mask=inside, other=0.0)
-    top, first = first_best(score + noise(keys + row * 4, part, BLOCK), index, inside)
-    tl.store(tops + row * parts + part, top)
-    tl.store(indices + row * parts + part, first)
+    mask = index < size
+    score = tl.load(scores_ptr + row * size + index, mask=mask, other=0.0)
+    maximum, first = block_argmax(score + noise(keys_ptr + row * 4, part, BLOCK), index, mask)
+    tl.store(maxima_ptr + row * num_parts + part, maximum)
+    tl.store(indices_ptr + row * num_parts + part, first)
 
 
 def draw(scores_MV: Tensor, keys_M4: Tensor) -> Tensor:
-    """`scores_MV` float64, -inf for what must not be; `keys_M4` seed, choice, position and stream of each row."""
+    """The token of each row: `scores_MV` float64, -inf for what must not be; `keys_M4` seed, choice, position and
+    stream of each row."""
     assert scores_MV.dtype == torch.float64 and keys_M4.dtype == torch.long
     scores_MV, keys_M4 = scores_MV.contiguous(), keys_M4.contiguous()
     rows, size = scores_MV.shape
-    tops_MP, indices_MP = room_for_parts(rows, size, scores_MV.device)
-    parts = tops_MP.shape[1]
-    _draw_of_part[(parts, rows)](scores_MV, keys_M4, tops_MP, indices_MP, size, BLOCK=BLOCK, **LAUNCH_OPTIONS)
-    return best_of_drawn(tops_MP, indices_MP)
+    maxima_MP, indices_MP = empty_parts(rows, size, scores_MV.device)
+    num_parts = maxima_MP.shape[1]
+    _draw_of_part_kernel[(num_parts, rows)](
+        scores_MV, keys_M4, maxima_MP, indices_MP, size, BLOCK=BLOCK, **LAUNCH_OPTIONS
+    )
+    return argmax_of_drawn(maxima_MP, indices_MP)
 
 
-def room_for_parts(rows: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """For the best noisy score of each part, and its token."""
-    parts = triton.cdiv(size, BLOCK)
-    tops_MP = torch.empty(rows, parts, dtype=torch.float64, device=device)
-    return tops_MP, torch.empty(rows, parts, dtype=torch.int32, device=device)
+def empty_parts(rows: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Tensors for the largest noisy score of each part, and its token."""
+    num_parts = triton.cdiv(size, BLOCK)
+    maxima_MP = torch.empty(rows, num_parts, dtype=torch.float64, device=device)
+    return maxima_MP, torch.empty(rows, num_parts, dtype=torch.int32, device=device)
 
 
-def best_of_drawn(tops_MP: Tensor, indices_MP: Tensor) -> Tensor:
-    tokens_M = torch.empty(len(tops_MP), dtype=torch.long, device=tops_MP.device)
-    best_of_parts(tops_MP, indices_MP, tokens_M)
+def argmax_of_drawn(maxima_MP: Tensor, indices_MP: Tensor) -> Tensor:
+    """The token of each row, from what its parts drew."""
+    tokens_M = torch.empty(len(maxima_MP), dtype=torch.long, device=maxima_MP.device)
+    argmax_of_parts(maxima_MP, indices_MP, tokens_M)
     return tokens_M

@@ -5,9 +5,13 @@
 To find these without sorting a vocabulary, tokens are counted, and their weights summed, in bins by how far they are
 below the best; only tokens of the bins that a filter may end in are compared. Their order is a whole number.
 
-Noise spans 26: what is further below the best is never drawn, whatever a filter says of it. Bins reach to 32, and what
-is beyond is left out. All of it weighs less than 1e-8 of the best token, and so much may be wrong with the weights of a
-large vocabulary: they are whole numbers, so that it does not matter who adds first.
+Noise spans 26: what is further below the best is never drawn, whatever a filter says of it. Bins reach to 32, and
+what is beyond is left out. All of it weighs less than 1e-8 of the best token, and so much may be wrong with the
+weights of a large vocabulary: they are whole numbers, so that it does not matter who adds first.
+
+Legend. counts_ptr, weights_ptr [rows, BINS]: how many tokens a bin has, and what they weigh; orders_ptr: a list of
+tokens by their order; tokens_ptr: such a list where LISTED, else a row of logits. by_count and by_weight: whether
+top-k and top-p cut anything. BITS hold a token's index, SCALE is the best token's weight.
 """
 
 import triton
@@ -29,42 +33,45 @@ def order_of(x, index, BITS: tl.constexpr):
 
 @triton.jit
 def _logit(order, BITS: tl.constexpr):
+    """The logit of a token of this order."""
     signed = (order >> BITS).to(tl.int32)
     return tl.where(signed < 0, signed ^ 0x7FFFFFFF, signed).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def below_top(x, top, temperature):
+    """How far a logit is below the best one, after temperature."""
     return (top.to(tl.float64) - x.to(tl.float64)) / temperature
 
 
 @triton.jit
 def bin_of(below):
+    """The bin of a token that is so far below the best."""
     return tl.minimum(below * FINENESS, BINS - 1.0).to(tl.int32)
 
 
 @triton.jit
 def weight_of(below, SCALE: tl.constexpr):
-    """Of softmax, up to a factor."""
+    """A token's share of softmax, up to a factor, as a whole number."""
     return (tl.exp(-below) * SCALE + 0.5).to(tl.int64)
 
 
 @triton.jit
-def _share(top_p, weight):
-    """What the best tokens must hold; the very best stays in any case."""
+def _wanted_weight(top_p, weight):
+    """The weight that the best tokens must hold for top-p; the very best stays in any case."""
     return tl.maximum(top_p * weight.to(tl.float64), 0.5)
 
 
 @triton.jit
-def reach(counts, weights, row, top_k, top_p, by_count, by_weight):
+def bins_to_compare(counts_ptr, weights_ptr, row, top_k, top_p, by_count, by_weight):
     """The bins whose tokens are compared, from the first to the last, and how many these have; how many there are
     before them, and of what weight; the weight of all; whether top-k cuts anything. The last is behind all others where
     nothing is cut."""
     bin = tl.arange(0, BINS)
-    count_B, weight_B = tl.load(counts + row * BINS + bin), tl.load(weights + row * BINS + bin)
+    count_B, weight_B = tl.load(counts_ptr + row * BINS + bin), tl.load(weights_ptr + row * BINS + bin)
     weight = tl.sum(weight_B, 0)
     last_k = tl.sum((tl.cumsum(count_B, 0) < top_k).to(tl.int32), 0)
-    last_p = tl.sum((tl.cumsum(weight_B, 0).to(tl.float64) < _share(top_p, weight)).to(tl.int32), 0)
+    last_p = tl.sum((tl.cumsum(weight_B, 0).to(tl.float64) < _wanted_weight(top_p, weight)).to(tl.int32), 0)
     by_count = by_count & (last_k < BINS)
     last = tl.where(by_count, last_k, tl.where(by_weight, last_p, BINS))
     # What top-p keeps is a share of what top-k left, so where there are both all of that is compared.
@@ -77,18 +84,18 @@ def reach(counts, weights, row, top_k, top_p, by_count, by_weight):
 
 
 @triton.jit
-def cut_ranked(
-    orders, number, num_before, weight_before, weight, top, temperature, top_k, top_p, by_count, by_weight,
+def cut_by_ranks(
+    orders_ptr, number, num_before, weight_before, weight, top, temperature, top_k, top_p, by_count, by_weight,
     SCALE: tl.constexpr, BITS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """The order of the last token that stays, where at most SIZE are listed: each is compared with each."""
     place = tl.arange(0, SIZE)
     listed = place < number
-    order = tl.load(orders + place, mask=listed, other=ALL)
+    order = tl.load(orders_ptr + place, mask=listed, other=ALL)
     below = tl.where(listed, below_top(_logit(order, BITS), top, temperature), float("inf"))
     weight_T = weight_of(below, SCALE)
-    # The same, along the other dimension.
-    other = tl.load(orders + place, mask=listed, other=ALL)
+    # The same orders along the other dimension.
+    other = tl.load(orders_ptr + place, mask=listed, other=ALL)
     better = other[None, :] > order[:, None]
     # The last that top-k asks for; those equal to it stay too.
     rank = num_before + tl.sum(better.to(tl.int32), 1)
@@ -96,13 +103,13 @@ def cut_ranked(
     kept = listed & (order >= tl.where(by_count, worst >> BITS << BITS, ALL))
     weight = tl.where(by_count, tl.sum(tl.where(kept, weight_T, 0), 0), weight)
     held = weight_before + tl.sum(tl.where(better, weight_T[None, :], 0), 1)
-    kept = kept & (held.to(tl.float64) < tl.where(by_weight, _share(top_p, weight), float("inf")))
+    kept = kept & (held.to(tl.float64) < tl.where(by_weight, _wanted_weight(top_p, weight), float("inf")))
     return tl.min(tl.where(kept, order, NOTHING), 0)
 
 
 @triton.jit
-def _measured(
-    tokens, number, least, top, temperature, by_count,
+def _count_or_weigh(
+    tokens_ptr, number, least, top, temperature, by_count,
     SCALE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, LISTED: tl.constexpr,
 ):  # fmt: skip
     """How many tokens, of orders or logits, are not below `least`, or what they weigh."""
@@ -110,10 +117,10 @@ def _measured(
     for first in range(0, number, BLOCK):
         index = first + tl.arange(0, BLOCK)
         if LISTED:
-            order = tl.load(tokens + index, mask=index < number, other=ALL)
+            order = tl.load(tokens_ptr + index, mask=index < number, other=ALL)
             x = tl.where(index < number, _logit(order, BITS), float("-inf"))
         else:
-            x = tl.load(tokens + index, mask=index < number, other=float("-inf"))
+            x = tl.load(tokens_ptr + index, mask=index < number, other=float("-inf"))
             order = order_of(x, index, BITS)
         below = below_top(x, top, temperature)
         kept = (bin_of(below) < BINS - 1) & (order >= least)
@@ -122,8 +129,8 @@ def _measured(
 
 
 @triton.jit
-def _searched(
-    tokens, number, wanted, top, temperature, by_count,
+def _search(
+    tokens_ptr, number, wanted, top, temperature, by_count,
     SCALE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, LISTED: tl.constexpr,
 ):  # fmt: skip
     """The order of the token that the best ones end with that are so many, or weigh so much."""
@@ -131,25 +138,28 @@ def _searched(
     least = -half
     for _ in range(32 + BITS):
         more = least + half
-        measured = _measured(tokens, number, more, top, temperature, by_count, SCALE, BITS, BLOCK, LISTED)
+        measured = _count_or_weigh(
+            tokens_ptr, number, more, top, temperature, by_count, SCALE, BITS, BLOCK, LISTED
+        )
         least = tl.where(measured.to(tl.float64) >= wanted, more, least)
         half = half >> 1
     return least
 
 
 @triton.jit
-def cut_searched(
-    tokens, number, num_before, weight_before, weight, top, temperature, top_k, top_p, by_count, by_weight,
+def cut_by_search(
+    tokens_ptr, number, num_before, weight_before, weight, top, temperature, top_k, top_p, by_count, by_weight,
     SCALE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, LISTED: tl.constexpr,
 ):  # fmt: skip
-    """The same of any number of tokens, bit by bit: these are gone through dozens of times."""
+    """The order of the last token that stays, of any number of tokens, found bit by bit: these are gone through
+    dozens of times."""
     cut = tl.full([], ALL, tl.int64)
     if by_count:
         wanted = top_k - num_before
-        cut = _searched(tokens, number, wanted, top, temperature, True, SCALE, BITS, BLOCK, LISTED)
+        cut = _search(tokens_ptr, number, wanted, top, temperature, True, SCALE, BITS, BLOCK, LISTED)
         cut = cut >> BITS << BITS
-        weight = _measured(tokens, number, cut, top, temperature, False, SCALE, BITS, BLOCK, LISTED)
+        weight = _count_or_weigh(tokens_ptr, number, cut, top, temperature, False, SCALE, BITS, BLOCK, LISTED)
     if by_weight:
-        wanted = _share(top_p, weight) - weight_before
-        cut = _searched(tokens, number, wanted, top, temperature, False, SCALE, BITS, BLOCK, LISTED)
+        wanted = _wanted_weight(top_p, weight) - weight_before
+        cut = _search(tokens_ptr, number, wanted, top, temperature, False, SCALE, BITS, BLOCK, LISTED)
     return cut

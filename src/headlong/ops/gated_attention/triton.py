@@ -13,7 +13,7 @@ from headlong.ops.gated_attention.reference import GatedAttentionWeights
 from headlong.ops.gated_attention.triton_kernels import attend_kernel, combine_kernel, prepare_kernel
 from headlong.ops.linear.linear import Projected
 from headlong.ops.linear.triton_projection import parts_of
-from headlong.ops.linear.triton_split_k import WHOLE, Pieces
+from headlong.ops.linear.triton_split_k import WHOLE_SUMS, PartialSums
 from headlong.ops.prepared import PreparedStep
 from headlong.ops.rope.reference import Angles
 from headlong.ops.triton_launch import LAUNCH_OPTIONS
@@ -22,15 +22,16 @@ from headlong.types import Rows
 
 FIRST_SPLIT, SPLITS_PER_SIZE = 128, 64
 """Positions of the shortest splits, a multiple of `POSITIONS`; how many of a size there are."""
-QUERY_ROWS = 32
-"""Of a tile, or as many as one token's queries of one key head need."""
+QUERIES = 32
+"""Queries of a tile (BLOCK_M), or as many as one token has of one key head."""
 POSITIONS = 32
-"""Attended at a time."""
-ROWS = 128
-"""Of a step, looked at at a time to find the one that a tile belongs to."""
+"""Positions of the context that are attended at a time (BLOCK_P)."""
+BLOCK_R = 128
+"""Rows of a step that are searched at a time for the one that a tile belongs to."""
 COMBINED_SPLITS, COMBINED_DIM = 32, 64
+"""Splits that are added at a time (BLOCK_S), and columns of a head that a program adds (BLOCK_D)."""
 MAX_PARTS = 1 << 26
-"""Numbers that splits leave to be combined; longer prompts are attended in several passes."""
+"""Numbers that splits may leave to be combined; longer prompts are attended in several passes."""
 
 
 class TritonGatedAttention:
@@ -39,7 +40,7 @@ class TritonGatedAttention:
     name = "triton"
 
     def __init__(self, weights: GatedAttentionWeights, dtype: torch.dtype = torch.float32) -> None:
-        """What comes out is of this dtype."""
+        """`dtype` is that of what comes out."""
         self.weights = w = weights
         self.dtype = dtype
         self.group = w.num_heads // w.num_kv_heads
@@ -58,7 +59,7 @@ class TritonGatedAttention:
         assert isinstance(step, TritonStep)
         w, num_tokens, asked = self.weights, len(step.row_N), parts_of(given, self.gates)
         queries = keys.new_empty(num_tokens, w.num_heads, w.head_dim)
-        self._prepare(asked.pieces(), queries, keys, values, angles, step, first_head=0)
+        self._prepare(asked.partial_sums(), queries, keys, values, angles, step, first_head=0)
         out, gates = keys.new_empty(num_tokens, w.num_heads * w.head_dim, dtype=self.dtype), None
         num_splits = split_of(step.longest - 1) + 1
         most = max(1, MAX_PARTS // (num_splits * w.num_heads * w.head_dim))
@@ -72,14 +73,14 @@ class TritonGatedAttention:
     def write(
         self, given: Projected, keys: Tensor, values: Tensor, angles: Angles, step: PreparedStep
     ) -> None:
-        """The tokens' keys and values alone."""
+        """Writes the tokens' keys and values into their pages, and attends to nothing."""
         assert isinstance(step, TritonStep)
-        pieces, first_head = parts_of(given, self.gates).pieces(), self.weights.num_heads
-        self._prepare(pieces, keys, keys, values, angles, step, first_head)
+        sums, first_head = parts_of(given, self.gates).partial_sums(), self.weights.num_heads
+        self._prepare(sums, keys, keys, values, angles, step, first_head)
 
     def _prepare(
         self,
-        projected: Pieces,
+        projected: PartialSums,
         queries: Tensor,
         keys: Tensor,
         values: Tensor,
@@ -87,13 +88,13 @@ class TritonGatedAttention:
         step: TritonStep,
         first_head: int,
     ) -> None:
-        """From head `first_head` on; `queries` are not touched if these are keys' alone."""
+        """Heads from `first_head` on, queries' before keys'; `queries` are not touched if these are keys' alone."""
         w, norm = self.weights, self.weights.qk_norm
         assert keys.is_contiguous() and values.is_contiguous() and step.pages_RP.stride(1) == 1
         assert angles.cos.is_contiguous() and angles.sin.is_contiguous()
         grid = (len(step.row_N), w.num_heads + w.num_kv_heads - first_head)
         prepare_kernel[grid](
-            projected.tensor,
+            projected.partials_PNO,
             queries,
             keys,
             values,
@@ -108,7 +109,7 @@ class TritonGatedAttention:
             step.pages_RP.stride(0),
             w.query_scale,
             angles.rotary_dim,
-            **projected.cut,
+            **projected.args,
             **self.heads,
             **_cache_shape(keys),
             NORMED=norm is not None,
@@ -129,17 +130,17 @@ class TritonGatedAttention:
         """What each split of the context leaves of each query of tokens first…first + count − 1."""
         w, num_rows = self.weights, step.table_R6.shape[0]
         shape = (count, w.num_heads, num_splits)
-        tops, totals, sums = (
+        maxima, totals, sums = (
             torch.empty(size, dtype=torch.float32, device=keys.device)
             for size in (shape, shape, (*shape, w.head_dim))
         )
-        block_m = max(QUERY_ROWS, triton.next_power_of_2(self.group))
+        block_m = max(QUERIES, triton.next_power_of_2(self.group))
         tokens = block_m // self.group
         attend_kernel[((count + num_rows * (tokens - 1)) // tokens, w.num_kv_heads, num_splits)](
             queries,
             keys,
             values,
-            tops,
+            maxima,
             totals,
             sums,
             step.table_R6,
@@ -153,38 +154,38 @@ class TritonGatedAttention:
             **_cache_shape(keys),
             FIRST_SPLIT=FIRST_SPLIT,
             SPLITS_PER_SIZE=SPLITS_PER_SIZE,
-            ROWS=ROWS,
-            TOKENS=tokens,
+            BLOCK_R=BLOCK_R,
+            TILE_TOKENS=tokens,
             BLOCK_M=block_m,
             BLOCK_P=POSITIONS,
             num_warps=4,
             num_stages=3,
             **LAUNCH_OPTIONS,
         )
-        return tops, totals, sums
+        return maxima, totals, sums
 
     def _combine(
         self,
-        tops: Tensor,
+        maxima: Tensor,
         totals: Tensor,
         sums: Tensor,
-        gates: Pieces | None,
+        gates: PartialSums | None,
         out: Tensor,
         step: TritonStep,
         first: int,
     ) -> None:
-        """Into `out`, from token `first` on."""
-        w, (count, _, num_splits) = self.weights, tops.shape
+        """Combines the splits of tokens from `first` on, with their gates, into `out`."""
+        w, (count, _, num_splits) = self.weights, maxima.shape
         combine_kernel[(count, w.num_heads, triton.cdiv(w.head_dim, COMBINED_DIM))](
-            tops,
+            maxima,
             totals,
             sums,
-            None if gates is None else gates.tensor,
+            None if gates is None else gates.partials_PNO,
             out,
             step.position_N,
             first,
             num_splits,
-            **(WHOLE if gates is None else gates.cut),
+            **(WHOLE_SUMS if gates is None else gates.args),
             HEADS=w.num_heads,
             HEAD_DIM=w.head_dim,
             FIRST_SPLIT=FIRST_SPLIT,

@@ -1,221 +1,297 @@
-"""The kernels of y = x Wᵀ for few tokens: weights are streamed once, as narrow as they are stored.
+"""The GEMM kernel y = x Wᵀ for few tokens: weights are streamed once, as narrow as they are stored.
 
-All steps of a matrix, tile of outputs by tile and along each from its first columns to its last, are one line that is
-cut into equal shares, one for each program. Where a share ends inside a tile, each program leaves a piece of the sum;
-triton_split_k.py adds them in their order. A matrix with few columns is cut between tiles alone, and what becomes of a
-sum is done at once. Tiles, shares and pieces are cut the same whatever the number of tokens (triton_weight.py). How
-many of these are multiplied at once depends on their number, but only where the device gives each the same bits
-(triton_block_m.py); so a token's bits do not depend on its company.
+Split-K: all K steps of a weight, output tile by output tile and along each from its first input columns to its last,
+are one line that is cut into equal splits, one for each program (known as stream-K). Where a split ends inside a
+tile, each program leaves a partial sum; triton_split_k.py adds these in their order and computes the epilogue. A
+weight with few columns is cut between tiles alone, and its epilogue is part of this kernel. Tiles, splits and partial
+sums are cut the same whatever the number of tokens (triton_weight.py). How many tokens are multiplied at once depends
+on their number, but only where the device gives each the same bits (triton_block_m.py); so a token's bits do not
+depend on its company.
 
-N tokens, D inputs, O outputs; a tile has B outputs, a step C columns, a program M tokens.
+Legend. M tokens, N outputs and K inputs, as of every GEMM: a tile has BLOCK_N outputs, a step BLOCK_K input columns
+of each of its halves, a program BLOCK_M tokens; tiles' names end in the letters of their dimensions, as acc_NM.
+  x_ptr [num_tokens, num_ins]; codes_ptr: the weight as `CodeLayout` says; scales_ptr, offsets_ptr: a factor and a
+  summand for each group of columns; row_scales_ptr [num_outs]; bias_ptr [num_outs]; residual_ptr and out_ptr
+  [num_tokens, stride_out]; columns_ptr [num_outs]: which column of `out` an output is, if they are not in order.
+  squares_ptr [num_tokens, num_squares], norm_eps: the inputs' norms, by which sums are divided (ops/norm/triton.py).
+  stride_codes, stride_scales: from one output (or block of outputs) to the next, in words and in scales.
+  steps_per_tile, steps_per_split, total_steps: of one tile, one program and all tiles.
+Pointers that may be None stand for what a weight or a layer does not have.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportAssignmentType=false
+# pyright: reportAttributeAccessIssue=false
 # Triton's own types describe neither its kernels nor their launch.
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
 from headlong.ops.linear.triton_unpack import INTERPRETED, decode
-from headlong.ops.norm.triton import inverse_lengths, squares_of_tokens
-from headlong.ops.silu_mul.triton import gated
-from headlong.ops.triton_launch import launch_dependents, wait_for_previous_kernel, zero_after_previous_kernel
+from headlong.ops.norm.triton import inverse_norms, load_squares_of_tokens
+from headlong.ops.silu_mul.triton import silu_gated
+from headlong.ops.triton_launch import (
+    launch_dependents,
+    wait_for_previous_kernel,
+    zero_after_previous_kernel,
+)
+
+
+class CodeLayout(NamedTuple):
+    """What kernels are compiled for of a weight: how its codes lie in memory and which of them share scales."""
+
+    encoding: int
+    """One of those that triton_unpack.py names."""
+    zero_point: int
+    """The code of 0."""
+    codes_per_word: int
+    """2 where a word holds a code of the first half of a step's columns and one of the second; 1 for floats."""
+    group_size: int
+    """Columns that share a scale; 0 if none do."""
+    scale_rows: int
+    """Outputs that share a scale."""
+    interleave: int
+    """Outputs whose codes lie together step by step; 1 where weights lie row by row."""
 
 
 @triton.jit
-def dot(w_BC, x_CM, acc_BM):
-    w_BC = w_BC.to(x_CM.dtype)
+def dot(w_NK, x_KM, acc_NM):
+    """The accumulator plus a product of tiles, in float32."""
+    w_NK = w_NK.to(x_KM.dtype)
     if INTERPRETED:  # which takes the bits of bfloat16 for whole numbers
-        w_BC, x_CM = w_BC.to(tl.float32), x_CM.to(tl.float32)
-    return tl.dot(w_BC, x_CM, acc_BM, input_precision="ieee")
+        w_NK, x_KM = w_NK.to(tl.float32), x_KM.to(tl.float32)
+    return tl.dot(w_NK, x_KM, acc_NM, input_precision="ieee")
 
 
 @triton.jit
-def factor_at(factors, outs, group, stride, ROWS: tl.constexpr):
-    """Where the factors of a group of columns lie: side by side for outputs that have each its own, [groups, O]. Where
-    ROWS outputs share one, those of a program's steps are side by side, [O / ROWS, groups]: most steps then find theirs
-    next to the last one's, in the nearest cache, and need not wait for it."""
-    if ROWS > 1:
-        return factors + (outs // ROWS).to(tl.int64) * stride + group
+def group_factor_ptr(factors_ptr, outs, group, stride, SCALE_ROWS: tl.constexpr):
+    """Where the factors of a group of columns lie: side by side for outputs that have each its own, [groups, N]. Where
+    SCALE_ROWS outputs share one, those of a program's steps are side by side, [N / SCALE_ROWS, groups]: most steps then
+    find theirs next to the last one's, in the nearest cache, and need not wait for it."""
+    if SCALE_ROWS > 1:
+        return factors_ptr + (outs // SCALE_ROWS).to(tl.int64) * stride + group
     else:
-        return factors + group.to(tl.int64) * stride + outs
+        return factors_ptr + group.to(tl.int64) * stride + outs
 
 
 @triton.jit
-def by_column(
-    factors, outs_B, first_column, stride,
-    B: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
+def load_factors_by_column(
+    factors_ptr, outs_N, first_column, stride,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_SIZE: tl.constexpr, SCALE_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Factors of groups shorter than a step, one for each weight of a tile."""
-    groups = first_column // GROUP + tl.arange(0, C // GROUP)
-    factors_BG = tl.load(factor_at(factors, outs_B[:, None], groups[None, :], stride, ROWS)).to(tl.float32)
-    return tl.broadcast_to(factors_BG[:, :, None], (B, C // GROUP, GROUP)).reshape(B, C)
+    """Factors of groups that are shorter than a step, one for each weight of a tile, [BLOCK_N, BLOCK_K]."""
+    groups = first_column // GROUP_SIZE + tl.arange(0, BLOCK_K // GROUP_SIZE)
+    factors_ptrs = group_factor_ptr(factors_ptr, outs_N[:, None], groups[None, :], stride, SCALE_ROWS)
+    factors_NG = tl.load(factors_ptrs).to(tl.float32)
+    return tl.broadcast_to(factors_NG[:, :, None], (BLOCK_N, BLOCK_K // GROUP_SIZE, GROUP_SIZE)).reshape(
+        BLOCK_N, BLOCK_K
+    )
 
 
 @triton.jit
-def at_rows(outs, row_stride, TOGETHER: tl.constexpr, C: tl.constexpr):
-    """Where the codes of outputs begin. TOGETHER of these lie step by step, the C words of one behind another's."""
-    return (outs // TOGETHER).to(tl.int64) * (TOGETHER * row_stride) + outs % TOGETHER * C
+def code_offsets(outs, stride_codes, INTERLEAVE: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Where the codes of outputs begin. INTERLEAVE of these lie step by step, the BLOCK_K words of one behind those of
+    another."""
+    return (outs // INTERLEAVE).to(tl.int64) * (INTERLEAVE * stride_codes) + outs % INTERLEAVE * BLOCK_K
 
 
 @triton.jit
-def add_step(
-    acc_BM, x_CM_at, codes_BC, scales, offsets, outs_B, there_M, step, num_outs, num_ins, scale_stride,
-    DTYPE: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr, HALVES: tl.constexpr,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr,
-    B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
+def gemm_step(
+    acc_NM, x_ptrs_KM, codes_NK, scales_ptr, offsets_ptr, outs_N, is_token_M, step, num_outs, num_ins, stride_scales,
+    DTYPE: tl.constexpr, LAYOUT: tl.constexpr, EVEN_K: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """The sum, and the product of a step's columns, one half after the other. `ROWS` outputs have one scale."""
-    SHARED: tl.constexpr = 1 if GROUP % (HALVES * C) else HALVES  # halves that have a scale together
-    scale_B = tl.zeros((B,), tl.float32)
-    if scales is not None and GROUP >= C:  # on its way while the columns are multiplied
-        group = step * HALVES * C // GROUP
-        scale_B = tl.load(factor_at(scales, outs_B, group, scale_stride, ROWS)).to(tl.float32)
-    part_BM, total_M = tl.zeros((B, M), tl.float32), tl.zeros((M,), tl.float32)
+    """The accumulator plus the product of one step's columns, one half after the other."""
+    HALVES: tl.constexpr = LAYOUT.codes_per_word
+    GROUP_SIZE: tl.constexpr = LAYOUT.group_size
+    SCALE_ROWS: tl.constexpr = LAYOUT.scale_rows
+    SHARED: tl.constexpr = (
+        1 if GROUP_SIZE % (HALVES * BLOCK_K) else HALVES
+    )  # halves that have a scale together
+    scale_N = tl.zeros((BLOCK_N,), tl.float32)
+    if scales_ptr is not None and GROUP_SIZE >= BLOCK_K:  # on its way while the columns are multiplied
+        group = step * HALVES * BLOCK_K // GROUP_SIZE
+        scale_N = tl.load(group_factor_ptr(scales_ptr, outs_N, group, stride_scales, SCALE_ROWS)).to(
+            tl.float32
+        )
+    part_NM, x_sum_M = tl.zeros((BLOCK_N, BLOCK_M), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
     for half in tl.static_range(HALVES):
-        first_column = (step * HALVES + half) * C
-        if EVEN:
-            x_CM = tl.load(x_CM_at + first_column, mask=there_M[None, :], other=0.0).to(DTYPE)
+        first_column = (step * HALVES + half) * BLOCK_K
+        if EVEN_K:
+            x_KM = tl.load(x_ptrs_KM + first_column, mask=is_token_M[None, :], other=0.0).to(DTYPE)
         else:
-            inside = there_M[None, :] & (first_column + tl.arange(0, C) < num_ins)[:, None]
-            x_CM = tl.load(x_CM_at + first_column, mask=inside, other=0.0).to(DTYPE)
-        w_BC = decode(codes_BC, half, CODE, ZERO, DTYPE)
-        if scales is None:
-            acc_BM = dot(w_BC, x_CM, acc_BM)
-        elif GROUP < C:
-            w_BC = w_BC.to(tl.float32) * by_column(
-                scales, outs_B, first_column, scale_stride, B, C, GROUP, ROWS
+            mask = is_token_M[None, :] & (first_column + tl.arange(0, BLOCK_K) < num_ins)[:, None]
+            x_KM = tl.load(x_ptrs_KM + first_column, mask=mask, other=0.0).to(DTYPE)
+        w_NK = decode(codes_NK, half, LAYOUT.encoding, LAYOUT.zero_point, DTYPE)
+        if scales_ptr is None:
+            acc_NM = dot(w_NK, x_KM, acc_NM)
+        elif GROUP_SIZE < BLOCK_K:
+            w_NK = w_NK.to(tl.float32) * load_factors_by_column(
+                scales_ptr, outs_N, first_column, stride_scales, BLOCK_N, BLOCK_K, GROUP_SIZE, SCALE_ROWS
             )
-            if offsets is not None:
-                w_BC += by_column(offsets, outs_B, first_column, num_outs, B, C, GROUP, 1)
-            acc_BM = dot(w_BC, x_CM, acc_BM)
+            if offsets_ptr is not None:
+                w_NK += load_factors_by_column(
+                    offsets_ptr, outs_N, first_column, num_outs, BLOCK_N, BLOCK_K, GROUP_SIZE, 1
+                )
+            acc_NM = dot(w_NK, x_KM, acc_NM)
         else:
             if half % SHARED == 0:
-                part_BM, total_M = tl.zeros((B, M), tl.float32), tl.zeros((M,), tl.float32)
-            part_BM = dot(w_BC, x_CM, part_BM)
-            if offsets is not None:
-                total_M += tl.sum(x_CM.to(tl.float32), 0)
-            group = first_column // GROUP
+                part_NM, x_sum_M = tl.zeros((BLOCK_N, BLOCK_M), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
+            part_NM = dot(w_NK, x_KM, part_NM)
+            if offsets_ptr is not None:
+                x_sum_M += tl.sum(x_KM.to(tl.float32), 0)
+            group = first_column // GROUP_SIZE
             if SHARED < HALVES and half > 0:
-                scale_B = tl.load(factor_at(scales, outs_B, group, scale_stride, ROWS)).to(tl.float32)
+                scale_N = tl.load(group_factor_ptr(scales_ptr, outs_N, group, stride_scales, SCALE_ROWS)).to(
+                    tl.float32
+                )
             if half % SHARED == SHARED - 1:
-                acc_BM += scale_B[:, None] * part_BM
-                if offsets is not None:
-                    acc_BM += (
-                        tl.load(factor_at(offsets, outs_B, group, num_outs, 1))[:, None] * total_M[None, :]
-                    )
-    return acc_BM
+                acc_NM += scale_N[:, None] * part_NM
+                if offsets_ptr is not None:
+                    offset_N = tl.load(group_factor_ptr(offsets_ptr, outs_N, group, num_outs, 1))
+                    acc_NM += offset_N[:, None] * x_sum_M[None, :]
+    return acc_NM
 
 
 @triton.jit
-def placed(outs, is_out, columns):
-    """Where outputs go, if not side by side."""
-    if columns is None:
+def load_columns(columns_ptr, outs, is_out):
+    """Which columns of the result outputs are."""
+    if columns_ptr is None:
         return outs
     else:
-        return tl.load(columns + outs, mask=is_out, other=0)
+        return tl.load(columns_ptr + outs, mask=is_out, other=0)
 
 
 @triton.jit
-def put(total, outs, token, is_out, inside, bias, residual, out, num_columns):
-    """Sums, plus the bias, then what they are added to, which it returns."""
-    if bias is not None:
-        total += tl.load(bias + outs, mask=is_out, other=0.0).to(tl.float32)
-    at = token.to(tl.int64) * num_columns + outs
-    if residual is not None:
-        total += tl.load(residual + at, mask=inside, other=0.0)
-    tl.store(out + at, total, mask=inside)
-    return total
+def store_epilogue(sums, columns, tokens, is_out, mask, bias_ptr, residual_ptr, out_ptr, stride_out):
+    """Adds the bias, then the residual; stores the result and returns it."""
+    if bias_ptr is not None:
+        sums += tl.load(bias_ptr + columns, mask=is_out, other=0.0).to(tl.float32)
+    offsets = tokens.to(tl.int64) * stride_out + columns
+    if residual_ptr is not None:
+        sums += tl.load(residual_ptr + offsets, mask=mask, other=0.0)
+    tl.store(out_ptr + offsets, sums, mask=mask)
+    return sums
 
 
 @triton.jit
-def put_gated(acc_BM, outs, token, is_out, inside, bias, out, size, B: tl.constexpr, M: tl.constexpr):
-    """Sums of gates, each followed by what it is the gate of."""
-    gate, up = tl.split(acc_BM.reshape(B // 2, 2, M).permute(0, 2, 1))
-    if bias is not None:
-        gate += tl.load(bias + outs, mask=is_out, other=0.0).to(tl.float32)
-        up += tl.load(bias + size + outs, mask=is_out, other=0.0).to(tl.float32)
-    tl.store(out + token.to(tl.int64) * size + outs, gated(gate, up), mask=inside)
+def store_gated_epilogue(
+    acc_NM,
+    outs,
+    tokens,
+    is_out,
+    mask,
+    bias_ptr,
+    out_ptr,
+    num_gated,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """Stores silu(gate) · up. In the tile each gate is followed by the up it belongs to."""
+    gate, up = tl.split(acc_NM.reshape(BLOCK_N // 2, 2, BLOCK_M).permute(0, 2, 1))
+    if bias_ptr is not None:
+        gate += tl.load(bias_ptr + outs, mask=is_out, other=0.0).to(tl.float32)
+        up += tl.load(bias_ptr + num_gated + outs, mask=is_out, other=0.0).to(tl.float32)
+    tl.store(out_ptr + tokens.to(tl.int64) * num_gated + outs, silu_gated(gate, up), mask=mask)
 
 
 @triton.jit
-def multiply_share(
-    share, x_ND, codes, scales, offsets, row_scales, out, bias, residual, columns, squares, length_eps, length_parts,
-    num_tokens, num_outs, num_ins, row_stride, scale_stride, num_steps, steps_each, all_steps, num_columns,
-    DTYPE: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr, HALVES: tl.constexpr,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr, TOGETHER: tl.constexpr,
-    WHOLE: tl.constexpr, PARTS: tl.constexpr, KNOWN: tl.constexpr, LENGTH: tl.constexpr,
-    B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
+def gemm_split(
+    split, x_ptr, codes_ptr, scales_ptr, offsets_ptr, row_scales_ptr, out_ptr, bias_ptr, residual_ptr, columns_ptr,
+    squares_ptr, norm_eps, num_squares,
+    num_tokens, num_outs, num_ins, stride_codes, stride_scales,
+    steps_per_tile, steps_per_split, total_steps, stride_out,
+    DTYPE: tl.constexpr, LAYOUT: tl.constexpr, EVEN_K: tl.constexpr,
+    SPLIT_K: tl.constexpr, PARTS: tl.constexpr, INPUTS_READY: tl.constexpr, BLOCK_SQUARES: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """What `multiply` says, of this share."""
-    tokens_M = tl.program_id(0) * M + tl.arange(0, M)
-    there_M = tokens_M < num_tokens
-    first = share * steps_each
-    last = tl.minimum(first + steps_each, all_steps)
-    columns_C = tl.arange(0, C)
-    x_CM_at = x_ND + tokens_M.to(tl.int64)[None, :] * num_ins + columns_C[:, None]
-    # A gate and what it is the gate of lie side by side in a tile.
-    size, row_B = num_outs // PARTS, tl.arange(0, B)
-    for tile in range(first // num_steps, (last - 1) // num_steps + 1):
+    """One split of the GEMM, as `gemm_kernel` describes it."""
+    HALVES: tl.constexpr = LAYOUT.codes_per_word
+    INTERLEAVE: tl.constexpr = LAYOUT.interleave
+    token_M = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    is_token_M = token_M < num_tokens
+    first = split * steps_per_split
+    last = tl.minimum(first + steps_per_split, total_steps)
+    column_K = tl.arange(0, BLOCK_K)
+    x_ptrs_KM = x_ptr + token_M.to(tl.int64)[None, :] * num_ins + column_K[:, None]
+    # A gate and the up it belongs to lie side by side in a tile.
+    part_outs, row_N = num_outs // PARTS, tl.arange(0, BLOCK_N)
+    for tile in range(first // steps_per_tile, (last - 1) // steps_per_tile + 1):
         # Outputs past the last are computed from the last one's weights and not stored.
-        outs_B = tl.minimum(tile * (B // PARTS) + row_B // PARTS, size - 1) + row_B % PARTS * size
-        codes_at = codes + at_rows(outs_B, row_stride, TOGETHER, C)[:, None] + columns_C[None, :]
-        acc_BM = tl.zeros((B, M), tl.float32)
-        begin = tl.maximum(first - tile * num_steps, 0)
-        end = tl.minimum(last - tile * num_steps, num_steps)
+        outs_N = (
+            tl.minimum(tile * (BLOCK_N // PARTS) + row_N // PARTS, part_outs - 1) + row_N % PARTS * part_outs
+        )
+        code_ptrs_NK = (
+            codes_ptr + code_offsets(outs_N, stride_codes, INTERLEAVE, BLOCK_K)[:, None] + column_K[None, :]
+        )
+        acc_NM = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        begin = tl.maximum(first - tile * steps_per_tile, 0)
+        end = tl.minimum(last - tile * steps_per_tile, steps_per_tile)
         for step in range(begin, end):
-            if EVEN or HALVES == 2:
-                codes_BC = tl.load(codes_at + step * (TOGETHER * C))
+            if EVEN_K or HALVES == 2:
+                codes_NK = tl.load(code_ptrs_NK + step * (INTERLEAVE * BLOCK_K))
             else:
-                codes_BC = tl.load(
-                    codes_at + step * C, mask=(step * C + columns_C < num_ins)[None, :], other=0.0
-                )
-            acc_BM = add_step(
-                acc_BM, x_CM_at + (0 if KNOWN else zero_after_previous_kernel(step)), codes_BC, scales, offsets,
-                outs_B, there_M, step, num_outs, num_ins, scale_stride,
-                DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, B, C, M,
+                is_column_K = step * BLOCK_K + column_K < num_ins
+                codes_NK = tl.load(code_ptrs_NK + step * BLOCK_K, mask=is_column_K[None, :], other=0.0)
+            acc_NM = gemm_step(
+                acc_NM, x_ptrs_KM + (0 if INPUTS_READY else zero_after_previous_kernel(step)), codes_NK,
+                scales_ptr, offsets_ptr, outs_N, is_token_M, step, num_outs, num_ins, stride_scales,
+                DTYPE, LAYOUT, EVEN_K, BLOCK_N, BLOCK_K, BLOCK_M,
             )  # fmt: skip
-        if not KNOWN:
+        if not INPUTS_READY:
             wait_for_previous_kernel()
-        if row_scales is not None:
-            acc_BM *= tl.load(row_scales + outs_B)[:, None]
-        if squares is not None:
-            squares_PM = squares_of_tokens(squares, tokens_M, there_M, length_parts, LENGTH, M)
-            acc_BM *= inverse_lengths(squares_PM, length_eps, LENGTH, M)
-        place = tile * (B // PARTS) + tl.arange(0, B // PARTS)[:, None]
-        token, inside = tokens_M[None, :], (place < size) & there_M[None, :]
+        if row_scales_ptr is not None:
+            acc_NM *= tl.load(row_scales_ptr + outs_N)[:, None]
+        if squares_ptr is not None:
+            squares_SM = load_squares_of_tokens(
+                squares_ptr, token_M, is_token_M, num_squares, BLOCK_SQUARES, BLOCK_M
+            )
+            acc_NM *= inverse_norms(squares_SM, norm_eps, BLOCK_SQUARES, BLOCK_M)
+        outs = tile * (BLOCK_N // PARTS) + tl.arange(0, BLOCK_N // PARTS)[:, None]
+        tokens, mask = token_M[None, :], (outs < part_outs) & is_token_M[None, :]
         if PARTS == 2:
-            put_gated(acc_BM, place, token, place < size, inside, bias, out, size, B, M)
+            store_gated_epilogue(
+                acc_NM, outs, tokens, outs < part_outs, mask, bias_ptr, out_ptr, part_outs, BLOCK_N, BLOCK_M
+            )
         else:
-            if not WHOLE:
-                token += (share - tile * num_steps // steps_each) * num_tokens
-            place, is_out = placed(place, place < size, columns), place < size
-            put(acc_BM, place, token, is_out, inside, bias, residual, out, num_columns)
+            if SPLIT_K:  # the partial sums of a tile lie one behind another, [partial, token, output]
+                tokens += (split - tile * steps_per_tile // steps_per_split) * num_tokens
+            columns, is_out = load_columns(columns_ptr, outs, outs < part_outs), outs < part_outs
+            store_epilogue(acc_NM, columns, tokens, is_out, mask, bias_ptr, residual_ptr, out_ptr, stride_out)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_steps", "steps_each", "all_steps", "length_parts"])
-def multiply(
-    x_ND, codes, scales, offsets, row_scales, out, bias, residual, columns, squares, length_eps, length_parts,
-    num_tokens, num_outs, num_ins, row_stride, scale_stride, num_steps, steps_each, all_steps, num_columns,
-    DTYPE: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr, HALVES: tl.constexpr,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr, TOGETHER: tl.constexpr,
-    WHOLE: tl.constexpr, PARTS: tl.constexpr, KNOWN: tl.constexpr, LENGTH: tl.constexpr,
-    B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
+@triton.jit(
+    do_not_specialize=["num_tokens", "steps_per_tile", "steps_per_split", "total_steps", "num_squares"]
+)
+def gemm_kernel(
+    x_ptr, codes_ptr, scales_ptr, offsets_ptr, row_scales_ptr, out_ptr, bias_ptr, residual_ptr, columns_ptr,
+    squares_ptr, norm_eps, num_squares,
+    num_tokens, num_outs, num_ins, stride_codes, stride_scales,
+    steps_per_tile, steps_per_split, total_steps, stride_out,
+    DTYPE: tl.constexpr, LAYOUT: tl.constexpr, EVEN_K: tl.constexpr,
+    SPLIT_K: tl.constexpr, PARTS: tl.constexpr, INPUTS_READY: tl.constexpr, BLOCK_SQUARES: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """A program's share: `steps_each` of the `all_steps`, of which a tile has `num_steps`, for M of the tokens. Leaves
-    pieces of sums, or, WHOLE, what becomes of them, divided by the inputs' lengths where there are `squares`. Two PARTS
-    are gates, then as many of what they are gates of. KNOWN inputs were there before the kernel before began, and it
-    waited before it let this one start; and what it reads is in use until after this one, so it is not where this one
-    writes. Then nothing has to be waited for, but by one program, for what comes later: the others make room for more
-    of them."""
+    """A program multiplies BLOCK_M tokens with its split of the steps. With SPLIT_K it stores partial sums, without
+    it the epilogue's result. Two PARTS mean that the first half of the outputs are gates of the second half, and
+    silu(gate) · up is stored. LAYOUT is a `CodeLayout`, DTYPE what is multiplied in, and EVEN_K says that steps end
+    where the inputs end.
+
+    INPUTS_READY promises that the inputs were written before the kernel before this one began, that the kernel before
+    waited before it launched its dependents, and that this kernel's output overlaps nothing that is still in use.
+    Then nothing has to be waited for, except by one program on behalf of what comes later: the others make room for
+    more of them.
+    """
     launch_dependents()
-    multiply_share(
-        tl.program_id(1), x_ND, codes, scales, offsets, row_scales, out, bias, residual, columns,
-        squares, length_eps, length_parts,
-        num_tokens, num_outs, num_ins, row_stride, scale_stride, num_steps, steps_each, all_steps, num_columns,
-        DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, TOGETHER, WHOLE, PARTS, KNOWN, LENGTH, B, C, M,
+    gemm_split(
+        tl.program_id(1), x_ptr, codes_ptr, scales_ptr, offsets_ptr, row_scales_ptr, out_ptr,
+        bias_ptr, residual_ptr, columns_ptr, squares_ptr, norm_eps, num_squares,
+        num_tokens, num_outs, num_ins, stride_codes, stride_scales,
+        steps_per_tile, steps_per_split, total_steps, stride_out,
+        DTYPE, LAYOUT, EVEN_K, SPLIT_K, PARTS, INPUTS_READY, BLOCK_SQUARES, BLOCK_N, BLOCK_K, BLOCK_M,
     )  # fmt: skip
-    if KNOWN:
+    if INPUTS_READY:
         last = tl.program_id(0) == tl.num_programs(0) - 1
         if last & (tl.program_id(1) == tl.num_programs(1) - 1):
             wait_for_previous_kernel()

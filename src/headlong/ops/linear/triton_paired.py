@@ -1,7 +1,10 @@
-"""A packed matrix and, beside it, a small one of floats over the same inputs, for few tokens in one launch.
+"""A paired GEMM: a packed weight and a small weight of floats over the same inputs, for few tokens in one launch.
 
 FP8 checkpoints leave small projections as they are, such as those of a DeltaNet's β and decay. By themselves they take
-hardly less time than a large product: most of it is begin and end. Both are cut, and their pieces added, as ever.
+hardly less time than a large GEMM: most of it is begin and end. Both are split, and their partial sums added, as ever.
+
+Legend. As in triton_gemm.py and triton_split_k.py for the packed weight; the same names with `float` in them are of the
+small one, of whose programs (`float_splits`, `float_blocks`) there are so many.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -13,145 +16,156 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headlong.ops.linear.triton_block_m import width_for
-from headlong.ops.linear.triton_gemm import multiply_share, placed, put
-from headlong.ops.linear.triton_split_k import CUT, WIDTH, Pieces, sum_pieces
+from headlong.ops.linear.triton_block_m import block_m_for
+from headlong.ops.linear.triton_gemm import gemm_split, load_columns, store_epilogue
+from headlong.ops.linear.triton_split_k import BLOCK, UNSPECIALIZED, PartialSums, sum_partials
 from headlong.ops.linear.triton_unpack import FLOAT, INTERPRETED
-from headlong.ops.linear.triton_weight import FEW, Matrix
+from headlong.ops.linear.triton_weight import FEW, GemmWeight
 from headlong.ops.norm.normed import PartialNorm
-from headlong.ops.norm.triton import inverse_length, squares_of
+from headlong.ops.norm.triton import inverse_norm, load_squares
 from headlong.ops.triton_launch import LAUNCH_OPTIONS, launch_dependents, wait_for_previous_kernel
 
 MOST_FLOATS = 512
-"""Outputs of the small one."""
+"""Outputs of the small weight, at most."""
 SHORTER = 1 if INTERPRETED.value else 2
-"""By what its steps are shorter than its plan's, so that they have as many bytes as a packed one's. Of an interpreter's
-products nothing is known, so there they are the same."""
-_FLOAT = tl.constexpr(FLOAT)
-FLOATS = {
-    "codes": "floats",
-    "num_outs": "num_floats",
-    "num_steps": "float_steps",
-    "steps_each": "float_each",
-    "all_steps": "all_float_steps",
-    "EVEN": "FLOAT_EVEN",
-    "B": "FLOAT_B",
-    "C": "FLOAT_C",
-    "M": "FLOAT_M",
+"""How many times shorter its steps are than its configuration's, so that they have as many bytes as a packed one's.
+Of an interpreter's products nothing is known, so there they are the same."""
+FLOAT_ARGS = {
+    "codes_ptr": "floats_ptr",
+    "num_outs": "num_float_outs",
+    "steps_per_tile": "float_steps_per_tile",
+    "steps_per_split": "float_steps_per_split",
+    "total_steps": "total_float_steps",
+    "LAYOUT": "FLOAT_LAYOUT",
+    "EVEN_K": "FLOAT_EVEN_K",
+    "BLOCK_N": "FLOAT_BLOCK_N",
+    "BLOCK_K": "FLOAT_BLOCK_K",
+    "BLOCK_M": "FLOAT_BLOCK_M",
 }
-"""What the kernels call the small one's arguments; others it shares, or has none."""
+"""What `paired_gemm_kernel` calls the small weight's arguments; others it shares, or has none."""
 
 
 class Pair(NamedTuple):
-    packed: Matrix
-    floats: Matrix
+    """A packed weight and a small one of floats, both split."""
+
+    packed: GemmWeight
+    floats: GemmWeight
 
     @classmethod
-    def of(cls, matrices: Sequence[Matrix]) -> "Pair | None":
+    def of(cls, weights: Sequence[GemmWeight]) -> "Pair | None":
         """None if these are no such pair."""
-        if len(matrices) != 2 or any(matrix.is_whole for matrix in matrices):
+        if len(weights) != 2 or not all(weight.is_split for weight in weights):
             return None
-        packed, floats = sorted(matrices, key=lambda matrix: matrix.kind.bits)
-        small = floats.kind.code == FLOAT and floats.kind.bits == 16 and floats.outs <= MOST_FLOATS
-        alike = packed.kind.code != FLOAT and packed.dtype == floats.dtype
-        return cls(packed, floats) if small and alike else None
+        packed, floats = sorted(weights, key=lambda weight: weight.layout.bits)
+        is_small = floats.num_outs <= MOST_FLOATS
+        are_floats = floats.layout.encoding == FLOAT and floats.layout.bits == 16
+        alike = packed.layout.encoding != FLOAT and packed.dtype == floats.dtype
+        return cls(packed, floats) if is_small and are_floats and alike else None
 
 
 @triton.jit(
     do_not_specialize=[
-        "num_tokens", "num_steps", "steps_each", "all_steps",
-        "float_steps", "float_each", "all_float_steps", "float_programs",
+        "num_tokens", "steps_per_tile", "steps_per_split", "total_steps",
+        "float_steps_per_tile", "float_steps_per_split", "total_float_steps", "float_splits",
     ]
 )  # fmt: skip
-def _multiply(
-    x_ND, codes, scales, offsets, row_scales, out, floats, float_out,
-    num_tokens, num_outs, num_ins, row_stride, scale_stride, num_steps, steps_each, all_steps,
-    num_floats, float_steps, float_each, all_float_steps, float_programs,
-    DTYPE: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr, HALVES: tl.constexpr,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr, TOGETHER: tl.constexpr,
-    B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
-    FLOAT_EVEN: tl.constexpr, FLOAT_B: tl.constexpr, FLOAT_C: tl.constexpr, FLOAT_M: tl.constexpr,
+def paired_gemm_kernel(
+    x_ptr, codes_ptr, scales_ptr, offsets_ptr, row_scales_ptr, out_ptr, floats_ptr, float_out_ptr,
+    num_tokens, num_outs, num_ins, stride_codes, stride_scales, steps_per_tile, steps_per_split, total_steps,
+    num_float_outs, float_steps_per_tile, float_steps_per_split, total_float_steps, float_splits,
+    DTYPE: tl.constexpr, LAYOUT: tl.constexpr, EVEN_K: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr,
+    FLOAT_LAYOUT: tl.constexpr, FLOAT_EVEN_K: tl.constexpr,
+    FLOAT_BLOCK_N: tl.constexpr, FLOAT_BLOCK_K: tl.constexpr, FLOAT_BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Pieces of both. The small one's programs come first: they are done before the others are."""
+    """Partial sums of both weights. The small one's programs come first: they are done before the others are."""
     launch_dependents()
-    share = tl.program_id(1)
-    if share < float_programs:
-        multiply_share(
-            share, x_ND, floats, None, None, None, float_out, None, None, None, None, 0.0, 1,
-            num_tokens, num_floats, num_ins, num_ins, 0, float_steps, float_each, all_float_steps, num_floats,
-            DTYPE, _FLOAT, 0, 1, 0, 1, FLOAT_EVEN, 1, False, 1, False, 1, FLOAT_B, FLOAT_C, FLOAT_M,
+    split = tl.program_id(1)
+    if split < float_splits:
+        gemm_split(
+            split, x_ptr, floats_ptr, None, None, None, float_out_ptr, None, None, None, None, 0.0, 1,
+            num_tokens, num_float_outs, num_ins, num_ins, 0,
+            float_steps_per_tile, float_steps_per_split, total_float_steps, num_float_outs,
+            DTYPE, FLOAT_LAYOUT, FLOAT_EVEN_K, True, 1, False, 1, FLOAT_BLOCK_N, FLOAT_BLOCK_K, FLOAT_BLOCK_M,
         )  # fmt: skip
     else:
-        multiply_share(
-            share - float_programs, x_ND, codes, scales, offsets, row_scales, out, None, None, None, None, 0.0, 1,
-            num_tokens, num_outs, num_ins, row_stride, scale_stride, num_steps, steps_each, all_steps, num_outs,
-            DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, TOGETHER, False, 1, False, 1, B, C, M,
+        gemm_split(
+            split - float_splits, x_ptr, codes_ptr, scales_ptr, offsets_ptr, row_scales_ptr, out_ptr,
+            None, None, None, None, 0.0, 1,
+            num_tokens, num_outs, num_ins, stride_codes, stride_scales,
+            steps_per_tile, steps_per_split, total_steps, num_outs,
+            DTYPE, LAYOUT, EVEN_K, True, 1, False, 1, BLOCK_N, BLOCK_K, BLOCK_M,
         )  # fmt: skip
 
 
 @triton.jit
-def _add_block(
-    pieces, columns, bias, out, num_columns, block, token, cut, squares, length_eps, length_parts,
-    B: tl.constexpr, PIECES: tl.constexpr, EVENLY: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr,
+def _epilogue(
+    partials_ptr, columns_ptr, bias_ptr, out_ptr, stride_out, block, token, cut, squares_ptr, norm_eps, num_squares,
+    BLOCK_N: tl.constexpr, NUM_PARTIALS: tl.constexpr, EVEN_SPLITS: tl.constexpr, BLOCK_SQUARES: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of WIDTH outputs of one matrix."""
+    """The epilogue of BLOCK outputs of one of the weights."""
     _, num_outs, _, _ = cut
-    outs = block * WIDTH + tl.arange(0, WIDTH)
-    inside = outs < num_outs
-    place = placed(outs, inside, columns)
+    outs = block * BLOCK + tl.arange(0, BLOCK)
+    mask = outs < num_outs
+    columns = load_columns(columns_ptr, outs, mask)
     wait_for_previous_kernel()
-    total = sum_pieces(pieces, outs, inside, token, cut, B, PIECES, EVENLY, WIDTH)
-    squares_P = squares_of(squares, token, length_parts, LENGTH)
-    total *= inverse_length(squares, squares_P, length_eps, LENGTH)
-    put(total, place, token, inside, inside, bias, None, out, num_columns)
+    total = sum_partials(partials_ptr, outs, mask, token, cut, BLOCK_N, NUM_PARTIALS, EVEN_SPLITS, BLOCK)
+    squares_S = load_squares(squares_ptr, token, num_squares, BLOCK_SQUARES)
+    total *= inverse_norm(squares_ptr, squares_S, norm_eps, BLOCK_SQUARES)
+    store_epilogue(total, columns, token, mask, mask, bias_ptr, None, out_ptr, stride_out)
 
 
-@triton.jit(do_not_specialize=[*CUT, "float_steps", "float_each", "float_blocks"])
-def _add_pieces(
-    pieces, columns, float_pieces, float_columns, bias, out, num_columns,
-    num_tokens, num_outs, num_steps, steps_each, squares, length_eps, length_parts,
-    num_floats, float_steps, float_each, float_blocks,
-    B: tl.constexpr, PIECES: tl.constexpr, EVENLY: tl.constexpr,
-    FLOAT_B: tl.constexpr, FLOAT_PIECES: tl.constexpr, FLOAT_EVENLY: tl.constexpr,
-    LENGTH: tl.constexpr, WIDTH: tl.constexpr,
+@triton.jit(
+    do_not_specialize=[*UNSPECIALIZED, "float_steps_per_tile", "float_steps_per_split", "float_blocks"]
+)
+def paired_epilogue_kernel(
+    partials_ptr, columns_ptr, float_partials_ptr, float_columns_ptr, bias_ptr, out_ptr, stride_out,
+    num_tokens, num_outs, steps_per_tile, steps_per_split, squares_ptr, norm_eps, num_squares,
+    num_float_outs, float_steps_per_tile, float_steps_per_split, float_blocks,
+    BLOCK_N: tl.constexpr, NUM_PARTIALS: tl.constexpr, EVEN_SPLITS: tl.constexpr,
+    FLOAT_BLOCK_N: tl.constexpr, FLOAT_NUM_PARTIALS: tl.constexpr, FLOAT_EVEN_SPLITS: tl.constexpr,
+    BLOCK_SQUARES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of both, with the bias, into the columns that are theirs."""
+    """Sums of both weights, with the bias, into the columns that are theirs."""
     launch_dependents()
     block, token = tl.program_id(0), tl.program_id(1)
     if block < float_blocks:
-        _add_block(
-            float_pieces, float_columns, bias, out, num_columns, block, token,
-            (num_tokens, num_floats, float_steps, float_each), squares, length_eps, length_parts,
-            FLOAT_B, FLOAT_PIECES, FLOAT_EVENLY, LENGTH, WIDTH,
+        _epilogue(
+            float_partials_ptr, float_columns_ptr, bias_ptr, out_ptr, stride_out, block, token,
+            (num_tokens, num_float_outs, float_steps_per_tile, float_steps_per_split),
+            squares_ptr, norm_eps, num_squares,
+            FLOAT_BLOCK_N, FLOAT_NUM_PARTIALS, FLOAT_EVEN_SPLITS, BLOCK_SQUARES, BLOCK,
         )  # fmt: skip
     else:
-        _add_block(
-            pieces, columns, bias, out, num_columns, block - float_blocks, token,
-            (num_tokens, num_outs, num_steps, steps_each), squares, length_eps, length_parts,
-            B, PIECES, EVENLY, LENGTH, WIDTH,
+        _epilogue(
+            partials_ptr, columns_ptr, bias_ptr, out_ptr, stride_out, block - float_blocks, token,
+            (num_tokens, num_outs, steps_per_tile, steps_per_split), squares_ptr, norm_eps, num_squares,
+            BLOCK_N, NUM_PARTIALS, EVEN_SPLITS, BLOCK_SQUARES, BLOCK,
         )  # fmt: skip
 
 
-def add_both(pair: Pair, x_ND: Tensor, bias: Tensor | None, half: PartialNorm | None, out_NO: Tensor) -> None:
+def paired_gemm(
+    pair: Pair, x_ND: Tensor, bias: Tensor | None, partial_norm: PartialNorm | None, out_NO: Tensor
+) -> None:
     """The products of at most FEW tokens, and the bias, into `out_NO`."""
     (packed, floats), num_tokens = pair, len(x_ND)
     assert num_tokens <= FEW
-    width = width_for(num_tokens, packed)
-    of_floats = floats.args(num_tokens, width_for(num_tokens, floats), SHORTER)
-    pieces_PNO, float_pieces_PNO = (
-        out_NO.new_empty((matrix.num_pieces, num_tokens, matrix.outs)) for matrix in (packed, floats)
+    block_m = block_m_for(num_tokens, packed)
+    of_floats = floats.kernel_args(num_tokens, block_m_for(num_tokens, floats), SHORTER)
+    partials_PNO, float_partials_PNO = (
+        out_NO.new_empty((weight.num_partials, num_tokens, weight.num_outs)) for weight in (packed, floats)
     )
-    _multiply[1, floats.programs + packed.programs](
-        x_ND, out=pieces_PNO, float_out=float_pieces_PNO, float_programs=floats.programs,
-        **packed.args(num_tokens, width), **{name: of_floats[own] for own, name in FLOATS.items()},
-        **packed.options(width),
+    paired_gemm_kernel[1, floats.num_splits + packed.num_splits](
+        x_ND, out_ptr=partials_PNO, float_out_ptr=float_partials_PNO, float_splits=floats.num_splits,
+        **packed.kernel_args(num_tokens, block_m), **{name: of_floats[own] for own, name in FLOAT_ARGS.items()},
+        **packed.launch_options(block_m),
     )  # fmt: skip
-    float_blocks = triton.cdiv(floats.outs, WIDTH)
-    _add_pieces[float_blocks + triton.cdiv(packed.outs, WIDTH), num_tokens](
-        pieces_PNO, packed.columns_O, float_pieces_PNO, floats.columns_O, bias, out_NO, out_NO.shape[1],
-        **Pieces.of(packed, pieces_PNO, half).cut,
-        num_floats=floats.outs, float_steps=floats.num_steps, float_each=floats.plan.steps_each,
-        float_blocks=float_blocks, FLOAT_B=floats.plan.block_outs, FLOAT_PIECES=floats.num_pieces,
-        FLOAT_EVENLY=floats.is_evenly_cut,
-        WIDTH=WIDTH, **LAUNCH_OPTIONS,
+    float_blocks = triton.cdiv(floats.num_outs, BLOCK)
+    paired_epilogue_kernel[float_blocks + triton.cdiv(packed.num_outs, BLOCK), num_tokens](
+        partials_PNO, packed.columns_O, float_partials_PNO, floats.columns_O, bias, out_NO, out_NO.shape[1],
+        **PartialSums.of(packed, partials_PNO, partial_norm).args, num_float_outs=floats.num_outs,
+        float_steps_per_tile=floats.steps_per_tile, float_steps_per_split=floats.config.steps_per_split,
+        float_blocks=float_blocks, FLOAT_BLOCK_N=floats.config.block_n, FLOAT_NUM_PARTIALS=floats.num_partials,
+        FLOAT_EVEN_SPLITS=floats.has_even_splits, BLOCK=BLOCK, **LAUNCH_OPTIONS,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The first product of a layer's core, in two: what the core begins with, and the gates of what comes out of it.
+"""A layer core's input projection as two GEMMs: what the core begins with, and the gates of what comes out of it.
 
 Gates are needed last. So they are multiplied while the core is at work, which leaves the memory idle: the core asks for
 them when it has launched what takes its time.
@@ -12,13 +12,13 @@ from torch import Tensor
 from headlong.ops.linear.linear import PendingProjection, Projected, Shard
 from headlong.ops.linear.triton import TritonLinear
 from headlong.ops.linear.triton_repack import shape_of
-from headlong.ops.linear.triton_split_k import Pieces
+from headlong.ops.linear.triton_split_k import PartialSums
 from headlong.ops.norm.normed import Normed
 from headlong.quant.format import Weight
 
 
 class TritonProjected(PendingProjection):
-    """Tokens on their way into a core."""
+    """A projection of some tokens, whose GEMMs are launched when the core asks for them."""
 
     def __init__(self, given: Normed, first: TritonLinear, gates: TritonLinear | None) -> None:
         self._given, self._first, self._gates = given, first, gates
@@ -27,17 +27,18 @@ class TritonProjected(PendingProjection):
         """All but the gates."""
         return self._first(self._given)
 
-    def pieces(self) -> Pieces:
-        """The same."""
-        return self._first.pieces(self._given)
+    def partial_sums(self) -> PartialSums:
+        """All but the gates, for kernels that add partial sums themselves."""
+        return self._first.partial_sums(self._given)
 
-    def gates(self) -> Pieces | None:
-        """To be asked for right after a kernel that waits before it lets others start. None where there are none."""
-        return None if self._gates is None else self._gates.pieces(self._given, known=True)
+    def gates(self) -> PartialSums | None:
+        """The gates, or None where there are none. To be asked for right after a kernel that waits before it launches
+        its dependents."""
+        return None if self._gates is None else self._gates.partial_sums(self._given, inputs_ready=True)
 
 
-class GivenProjected:
-    """What somebody else has multiplied."""
+class GivenProjected(PendingProjection):
+    """A projection that somebody else has computed, gates among the rest."""
 
     def __init__(self, sums_NO: Tensor, gates: slice) -> None:
         self._sums_NO, self._gates = sums_NO, gates
@@ -46,24 +47,24 @@ class GivenProjected:
         sums_NO, gates = self._sums_NO, self._gates
         return torch.cat([sums_NO[:, : gates.start], sums_NO[:, gates.stop :]], 1)
 
-    def pieces(self) -> Pieces:
-        return Pieces.whole(self.first())
+    def partial_sums(self) -> PartialSums:
+        return PartialSums.whole(self.first())
 
-    def gates(self) -> Pieces | None:
+    def gates(self) -> PartialSums | None:
         gates_NO = self._sums_NO[:, self._gates]
-        return Pieces.whole(gates_NO) if gates_NO.shape[1] else None
+        return PartialSums.whole(gates_NO) if gates_NO.shape[1] else None
 
 
 def parts_of(given: Projected, gates: slice) -> TritonProjected | GivenProjected:
-    """What a core is given, in the parts that it asks for."""
+    """What a core is given, in the parts that it asks for: the gates are columns `gates` of all outputs."""
     if isinstance(given, Tensor):
         return GivenProjected(given, gates)
-    assert isinstance(given, TritonProjected)
+    assert isinstance(given, TritonProjected | GivenProjected)
     return given
 
 
 class TritonProjection:
-    """Multiplies nothing by itself."""
+    """A core's input projection: it launches nothing before the core asks the `TritonProjected` it returns."""
 
     name = "triton"
     shard: Shard = Shard.NONE
@@ -76,7 +77,7 @@ class TritonProjection:
         gates: slice,
         dtype: torch.dtype,
     ) -> None:
-        """As a `TritonLinear` is made, of which outputs `gates` are gates."""
+        """The arguments of a `TritonLinear`, of whose outputs `gates` are gates."""
         if order is None:
             order = torch.arange(sum(shape_of(weight)[0] for weight in weights))
         is_gate = torch.zeros(len(order), dtype=torch.bool)

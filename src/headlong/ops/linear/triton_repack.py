@@ -1,5 +1,8 @@
-"""Weights as the GPU's kernels read them: those of one kind in one matrix, their rows in the order of the outputs. What
-is packed is laid out anew; floats that need no order stay where they are."""
+"""Repacks a checkpoint's weights as the GPU's kernels read them: those of one layout become one `GemmWeight`, their
+rows in the order of the outputs. What is packed is laid out anew; floats that need no order stay where they are.
+
+Legend. O outputs, R rows of a weight, C its columns, G groups of columns that share a scale, W words.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +14,14 @@ from torch import Tensor
 
 from headlong.errors import CheckpointError
 from headlong.ops.linear.triton_unpack import E2M1, E4M3, FLOAT, INTEGER, NIBBLE
-from headlong.ops.linear.triton_weight import COLUMNS, DTYPES, TOGETHER, Kind, Matrix, tiled
+from headlong.ops.linear.triton_weight import (
+    COLUMNS,
+    DTYPES,
+    INTERLEAVE,
+    GemmWeight,
+    WeightLayout,
+    interleaved,
+)
 from headlong.quant.format import PackedWeight, Weight
 from headlong.quant.fp8 import Fp8Weight
 from headlong.quant.nvfp4 import Nvfp4Weight
@@ -36,31 +46,35 @@ class Rows(NamedTuple):
         return Rows(_rows(self.codes_RC, wanted_R), *rest)
 
 
-def kind_of(weight: Weight) -> Kind | str:
-    """Or the reason why no kernel can multiply it."""
+def layout_of(weight: Weight) -> WeightLayout | str:
+    """The layout that a weight is repacked into, or the reason why no kernel can multiply it."""
     if isinstance(weight, PlainWeight):
         weight = weight.weight_OD
     if isinstance(weight, Tensor):
         if weight.dtype not in DTYPES:
             return f"it does not multiply {weight.dtype}"
-        return Kind(FLOAT, weight.dtype, 8 * weight.element_size())
+        return WeightLayout(FLOAT, weight.dtype, 8 * weight.element_size())
     if isinstance(weight, Fp8Weight):
         rows, columns = weight.block
         if weight.weight_OD.dtype != torch.float8_e4m3fn:
             return f"it does not multiply {weight.weight_OD.dtype}"
         if columns >= weight.in_features and rows in (1, weight.out_features):
-            return Kind(E4M3, torch.int16, 8, row_scaled=True)
-        kind = Kind(E4M3, torch.int16, 8, columns, rows)
+            return WeightLayout(E4M3, torch.int16, 8, has_row_scales=True)
+        layout = WeightLayout(E4M3, torch.int16, 8, columns, rows)
     elif isinstance(weight, Nvfp4Weight):
-        kind = Kind(E2M1, torch.uint8, 4, weight.group, row_scaled=True)
+        layout = WeightLayout(E2M1, torch.uint8, 4, weight.group, has_row_scales=True)
     else:
-        kind = _whole_numbers(weight)
-    if isinstance(kind, Kind) and kind.group % COLUMNS and (kind.group < 1 or COLUMNS % kind.group):
-        return f"groups of {kind.group} columns do not fit its steps of {COLUMNS}"
-    return kind
+        layout = _integer_layout(weight)
+    if (
+        isinstance(layout, WeightLayout)
+        and layout.group_size % COLUMNS
+        and (layout.group_size < 1 or COLUMNS % layout.group_size)
+    ):
+        return f"groups of {layout.group_size} columns do not fit its steps of {COLUMNS}"
+    return layout
 
 
-def _whole_numbers(weight: PackedWeight) -> Kind | str:
+def _integer_layout(weight: PackedWeight) -> WeightLayout | str:
     grouping = weight.grouping()
     if grouping is None:
         return f"{weight.format.label} weights are not whole numbers by even groups"
@@ -72,13 +86,13 @@ def _whole_numbers(weight: PackedWeight) -> Kind | str:
     else:
         return f"codes from {lowest} to {highest} do not fit a byte"
     if grouping.group >= weight.in_features and not grouping.has_offsets:
-        return Kind(code, stored, bits, zero=zero, row_scaled=True)
+        return WeightLayout(code, stored, bits, zero_point=zero, has_row_scales=True)
     whole = -(-grouping.group // COLUMNS) * COLUMNS
     group = whole if grouping.group >= weight.in_features else grouping.group
-    return Kind(code, stored, bits, group, zero=zero, has_offsets=grouping.has_offsets)
+    return WeightLayout(code, stored, bits, group, zero_point=zero, has_offsets=grouping.has_offsets)
 
 
-def rows_of(weight: Weight, kind: Kind, first: int, last: int) -> Rows:
+def rows_of(weight: Weight, layout: WeightLayout, first: int, last: int) -> Rows:
     """The rows [first, last) as the kernels read them."""
     if isinstance(weight, PlainWeight):
         weight = weight.weight_OD
@@ -87,18 +101,18 @@ def rows_of(weight: Weight, kind: Kind, first: int, last: int) -> Rows:
     if isinstance(weight, Fp8Weight):
         places = torch.arange(first, last, device=weight.device) // weight.block[0]
         scales_RG = weight.scale_RC.float()[places]
-        codes = by_halves(_numbers(weight.weight_OD[first:last]), 8)
-        return Rows(codes, None, None, scales_RG[:, 0]) if kind.row_scaled else Rows(codes, scales_RG)
+        codes = pair_codes(_numbers(weight.weight_OD[first:last]), 8)
+        return Rows(codes, None, None, scales_RG[:, 0]) if layout.has_row_scales else Rows(codes, scales_RG)
     if isinstance(weight, Nvfp4Weight):
         whole = weight.global_scale.reciprocal() if weight.divides else weight.global_scale
         packed = weight.codes_OB[first:last]
         codes = torch.stack((packed & 15, packed >> 4), dim=2).flatten(1)
-        return Rows(by_halves(codes, 4), weight.scale_OG[first:last], None, whole.expand(last - first))
+        return Rows(pair_codes(codes, 4), weight.scale_OG[first:last], None, whole.expand(last - first))
     codes, scales, offsets, scale_wholes, offset_wholes = weight.grouped(first, last)
     scales, offsets = _whole(scales, scale_wholes), _whole(offsets, offset_wholes)
-    codes = by_halves((codes.int() + kind.zero & 255).to(torch.uint8), kind.bits)
+    codes = pair_codes((codes.int() + layout.zero_point & 255).to(torch.uint8), layout.bits)
     assert scales is not None
-    return Rows(codes, None, None, scales[:, 0]) if kind.row_scaled else Rows(codes, scales, offsets)
+    return Rows(codes, None, None, scales[:, 0]) if layout.has_row_scales else Rows(codes, scales, offsets)
 
 
 def _whole(parts_RG: Tensor | None, wholes_RW: Tensor | None) -> Tensor | None:
@@ -109,7 +123,7 @@ def _whole(parts_RG: Tensor | None, wholes_RW: Tensor | None) -> Tensor | None:
     return parts_RG.float() * wholes_RW.float().repeat_interleave(span, dim=1)
 
 
-def by_halves(codes_RD: Tensor, bits: int) -> Tensor:
+def pair_codes(codes_RD: Tensor, bits: int) -> Tensor:
     """Two codes to a word: those of a step's first columns in the low halves, those of the others in the high ones."""
     missing = -codes_RD.shape[1] % (2 * COLUMNS)
     steps_RS2C = torch.nn.functional.pad(codes_RD, (0, missing)).unflatten(1, (-1, 2, COLUMNS))
@@ -131,109 +145,109 @@ def shape_of(weight: Weight) -> tuple[int, int]:
     return weight.out_features, weight.in_features
 
 
-def matrices_of(weights: Sequence[Weight], order: Tensor | None, dtype: torch.dtype) -> list[Matrix]:
-    """One for each kind, its rows in the order of their outputs; rows that are not in it are left out."""
+def repack(weights: Sequence[Weight], order: Tensor | None, dtype: torch.dtype) -> list[GemmWeight]:
+    """One for each layout, its rows in the order of their outputs; rows that are not in it are left out."""
     sizes = [shape_of(weight)[0] for weight in weights]
     order = torch.arange(sum(sizes)) if order is None else order.cpu()
     out_R = torch.full((sum(sizes),), NOWHERE).scatter_(0, order, torch.arange(len(order)))
     parts = [
-        (weight, kind_of(weight), out_R)
+        (weight, layout_of(weight), out_R)
         for weight, out_R in zip(weights, out_R.split(sizes), strict=True)
         if bool((out_R != NOWHERE).any())
     ]
-    matrices = []
-    for kind in dict.fromkeys(kind for _, kind, _ in parts):
-        assert isinstance(kind, Kind), kind
-        own = [(weight, out_R) for weight, other, out_R in parts if other == kind]
+    repacked = []
+    for layout in dict.fromkeys(layout for _, layout, _ in parts):
+        assert isinstance(layout, WeightLayout), layout
+        own = [(weight, out_R) for weight, other, out_R in parts if other == layout]
         columns_O = torch.cat([out_R[out_R != NOWHERE] for _, out_R in own]).sort().values
         places = [
             torch.where(out_R == NOWHERE, NOWHERE, torch.searchsorted(columns_O, out_R)) for _, out_R in own
         ]
         mixed = columns_O if len(columns_O) < len(order) else None
-        matrices.append(_lay_out(kind, [weight for weight, _ in own], places, len(columns_O), mixed, dtype))
-    return matrices
+        repacked.append(_lay_out(layout, [weight for weight, _ in own], places, len(columns_O), mixed, dtype))
+    return repacked
 
 
 def _lay_out(
-    kind: Kind,
+    layout: WeightLayout,
     weights: list[Weight],
     places: Sequence[Tensor],
     outs: int,
     columns_O: Tensor | None,
     dtype: torch.dtype,
-) -> Matrix:
+) -> GemmWeight:
     """Row r of a weight becomes row `place[r]` of the matrix, if it has a place."""
     ins = shape_of(weights[0])[1]
-    if not all(_keeps_blocks(place_R, kind.rows) for place_R in places):
-        kind = kind._replace(rows=1)
+    if not all(_keeps_blocks(place_R, layout.scale_rows) for place_R in places):
+        layout = layout._replace(scale_rows=1)
     in_order = len(weights) == 1 and torch.equal(places[0], torch.arange(outs))
-    as_is = in_order and kind.code == FLOAT
-    sample = rows_of(weights[0], kind, 0, outs if as_is else 1)
+    as_is = in_order and layout.encoding == FLOAT
+    sample = rows_of(weights[0], layout, 0, outs if as_is else 1)
     codes = sample.codes_RC.contiguous()
     if not as_is:
-        codes = codes.new_zeros(_codes_shape(kind, outs, ins), dtype=kind.stored)
-    groups = triton.cdiv(kind.padded(ins), kind.group or 1)
-    scales_OG = _room(sample.scales_RG, triton.cdiv(outs, kind.rows), groups)
-    offsets_OG = _room(sample.offsets_RG, outs, groups)
-    row_scales_O = _room(sample.row_scales_R, outs)
+        codes = codes.new_zeros(_codes_shape(layout, outs, ins), dtype=layout.storage)
+    groups = triton.cdiv(layout.padded(ins), layout.group_size or 1)
+    scales_OG = _zeros(sample.scales_RG, triton.cdiv(outs, layout.scale_rows), groups)
+    offsets_OG = _zeros(sample.offsets_RG, outs, groups)
+    row_scales_O = _zeros(sample.row_scales_R, outs)
     for weight, place_R in zip(weights, places, strict=True):
         for begin in range(0, len(place_R), LOADED_ROWS):
             at = place_R[begin : begin + LOADED_ROWS]
             wanted = at != NOWHERE
             if not wanted.any():
                 continue
-            rows, at = rows_of(weight, kind, begin, begin + len(at)), at.to(weight.device)
+            rows, at = rows_of(weight, layout, begin, begin + len(at)), at.to(weight.device)
             if not wanted.all():
                 wanted = wanted.to(weight.device)
                 rows, at = rows.where(wanted), at[wanted]
             if not as_is:
                 _put_codes(codes, rows.codes_RC, at)
-            first_of_block = at % kind.rows == 0
+            first_of_block = at % layout.scale_rows == 0
             if rows.scales_RG is not None:
-                _put(scales_OG, rows.scales_RG[first_of_block], at[first_of_block] // kind.rows)
+                _put(scales_OG, rows.scales_RG[first_of_block], at[first_of_block] // layout.scale_rows)
             _put(offsets_OG, rows.offsets_RG, at)
             _put(row_scales_O, rows.row_scales_R, at)
     columns = None if columns_O is None else columns_O.to(codes.device, torch.int32)
-    dtype = kind.stored if kind.code == FLOAT else dtype
-    scales = scales_OG if kind.rows > 1 else _across(scales_OG)
-    return Matrix(kind, dtype, outs, ins, codes, scales, _across(offsets_OG), row_scales_O, columns)
+    dtype = layout.storage if layout.encoding == FLOAT else dtype
+    scales = scales_OG if layout.scale_rows > 1 else _across(scales_OG)
+    return GemmWeight(layout, dtype, outs, ins, codes, scales, _across(offsets_OG), row_scales_O, columns)
 
 
-def picked(whole: Matrix, outs_T: Tensor) -> Matrix:
+def select_outputs(whole: GemmWeight, outs_T: Tensor) -> GemmWeight:
     """Of outputs that shared a scale each has its own now."""
 
     def across(factors_OG: Tensor | None, outs_T: Tensor) -> Tensor | None:
         return None if factors_OG is None else _across(_rows(factors_OG, outs_T))
 
-    rows, scales, offsets_GO = whole.kind.rows, whole.scales, whole.offsets_GO
+    rows, scales, offsets_GO = whole.layout.scale_rows, whole.scales, whole.offsets_GO
     return replace(
         whole,
-        kind=whole.kind._replace(rows=1),
-        outs=len(outs_T),
-        codes=_picked_codes(whole.codes, outs_T),
+        layout=whole.layout._replace(scale_rows=1),
+        num_outs=len(outs_T),
+        codes=_select_codes(whole.codes, outs_T),
         scales=across(scales if scales is None or rows > 1 else scales.t(), outs_T // rows),
         offsets_GO=across(None if offsets_GO is None else offsets_GO.t(), outs_T),
         row_scales_O=None if whole.row_scales_O is None else whole.row_scales_O[outs_T],
     )
 
 
-def _codes_shape(kind: Kind, outs: int, ins: int) -> tuple[int, ...]:
-    if kind.together == 1:
-        return outs, kind.words(ins)
-    return triton.cdiv(outs, TOGETHER), kind.words(ins) // COLUMNS, TOGETHER, COLUMNS
+def _codes_shape(layout: WeightLayout, outs: int, ins: int) -> tuple[int, ...]:
+    if layout.interleave == 1:
+        return outs, layout.words(ins)
+    return triton.cdiv(outs, INTERLEAVE), layout.words(ins) // COLUMNS, INTERLEAVE, COLUMNS
 
 
 def _put_codes(codes: Tensor, rows_RC: Tensor, at: Tensor) -> None:
     if codes.ndim == 2:
         codes[at] = rows_RC
     else:
-        codes[at // TOGETHER, :, at % TOGETHER] = rows_RC.unflatten(1, (-1, COLUMNS))
+        codes[at // INTERLEAVE, :, at % INTERLEAVE] = rows_RC.unflatten(1, (-1, COLUMNS))
 
 
-def _picked_codes(codes: Tensor, outs_T: Tensor) -> Tensor:
+def _select_codes(codes: Tensor, outs_T: Tensor) -> Tensor:
     if codes.ndim == 2:
         return codes[outs_T]
-    return tiled(codes[outs_T // TOGETHER, :, outs_T % TOGETHER].flatten(1))
+    return interleaved(codes[outs_T // INTERLEAVE, :, outs_T % INTERLEAVE].flatten(1))
 
 
 def _rows(tensor: Tensor, rows: Tensor) -> Tensor:
@@ -251,7 +265,7 @@ def _keeps_blocks(place_R: Tensor, rows: int) -> bool:
     return torch.equal(place_R, together) and not bool((begin_R[begin_R != NOWHERE] % rows).any())
 
 
-def _room(like: Tensor | None, *shape: int) -> Tensor | None:
+def _zeros(like: Tensor | None, *shape: int) -> Tensor | None:
     """Zeros, where there is such a part at all."""
     return None if like is None else like.new_zeros(shape)
 

@@ -1,7 +1,11 @@
-"""Codes as the numbers they stand for, exact in bfloat16, with few instructions: unpacking must keep up with memory.
+"""Unpacks a weight's codes into the numbers they stand for, exact in bfloat16, with few instructions: unpacking must
+keep up with memory. Scales are not part of it.
 
-A code shares its word with another, each of one half of a step's columns, so that a thread finds the
-codes of neighbouring columns side by side in a register and unpacks two at a time.
+A code shares its word with another, each of one half of a step's columns, so that a thread finds the codes of
+neighbouring columns side by side in a register and unpacks two at a time.
+
+Legend. ENCODING is one of FLOAT, E4M3, INTEGER, NIBBLE and E2M1, ZERO_POINT the code of 0, DTYPE what is multiplied
+in.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -11,7 +15,7 @@ import triton.language as tl
 from triton import knobs
 
 FLOAT, E4M3, INTEGER, NIBBLE, E2M1 = range(5)
-"""What a weight's codes are. All but floats come two to a word, one of each half of a step's columns."""
+"""Encodings of a weight's codes. All but floats come two to a word, one of each half of a step's columns."""
 _FLOAT = tl.constexpr(FLOAT)
 _E4M3 = tl.constexpr(E4M3)
 _NIBBLE = tl.constexpr(NIBBLE)
@@ -76,20 +80,20 @@ _INTEGER_HIGH = tl.constexpr("""{
 
 
 @triton.jit
-def decode(codes, half: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr, DTYPE: tl.constexpr):
-    """Those of one half of a step's columns, exact in bfloat16; floats as they are."""
-    if CODE == _FLOAT:
+def decode(codes, half: tl.constexpr, ENCODING: tl.constexpr, ZERO_POINT: tl.constexpr, DTYPE: tl.constexpr):
+    """The numbers of one half of a step's columns, exact in bfloat16; floats as they are."""
+    if ENCODING == _FLOAT:
         return codes
-    elif CODE == _NIBBLE:
-        return ((codes >> 4 * half) & 15).to(tl.float32) - ZERO
-    elif CODE == _E2M1:
+    elif ENCODING == _NIBBLE:
+        return ((codes >> 4 * half) & 15).to(tl.float32) - ZERO_POINT
+    elif ENCODING == _E2M1:
         field = (codes >> 4 * half).to(tl.uint32)
         # Sign, exponent and mantissa where float32 has them; then only the exponent's bias is wrong.
         return (((field & 8) << 28) | ((field & 7) << 22)).to(tl.float32, bitcast=True) * _2_TO_126
-    elif CODE == _E4M3:
+    elif ENCODING == _E4M3:
         return _e4m3(codes, half, DTYPE)
     else:
-        return _integer(codes, half, ZERO, DTYPE)
+        return _integer(codes, half, ZERO_POINT, DTYPE)
 
 
 @triton.jit
@@ -106,10 +110,10 @@ def _e4m3(codes, half: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def _integer(codes, half: tl.constexpr, ZERO: tl.constexpr, dtype: tl.constexpr):
-    if INTERPRETED or dtype != tl.bfloat16 or ZERO != 0:
+def _integer(codes, half: tl.constexpr, ZERO_POINT: tl.constexpr, dtype: tl.constexpr):
+    if INTERPRETED or dtype != tl.bfloat16 or ZERO_POINT != 0:
         signed = codes >> 8 if half else (codes << 8) >> 8
-        return signed.to(tl.float32) - ZERO
+        return signed.to(tl.float32) - ZERO_POINT
     else:
         asm: tl.constexpr = _INTEGER_HIGH if half else _INTEGER_LOW
         return tl.inline_asm_elementwise(asm, "=r,r", [codes], dtype=tl.bfloat16, is_pure=True, pack=2)

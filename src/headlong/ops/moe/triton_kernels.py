@@ -1,12 +1,22 @@
-"""The kernels of experts: routing, grouping, products of routed experts alone, and a token's sum.
+"""The kernels of a mixture of experts: routing, grouping, the grouped GEMM of routed experts alone, and a token's
+sum.
 
-A pair is a token and one of its experts; pair p belongs to token p // A. Pairs are sorted by expert on the device, and
-up to sixteen of one expert are a place: a program multiplies a tile of that expert's weights with the place's pairs,
-M columns wide, which are as many, or fewer where no expert can have more. How many places there are only the device
-knows, so there are programs for as many as there can be, and those of empty places end at once. Tiles are cut by the
-weights' shape alone and each sum has one order, so a token's bits do not depend on its company.
+A pair is a token and one of its experts. Pairs are sorted by expert on the device, and up to BLOCK_M of one expert
+are a block: a program of the grouped GEMM multiplies a tile of that expert's weight with the block's pairs, which are
+as many, or fewer where no expert can have more. How many blocks there are only the device knows, so there are
+programs for as many as there can be, and those of empty blocks end at once. Tiles are cut by the weights' shape alone
+and each sum has one order, so a token's bits do not depend on its company.
 
-N tokens, P pairs, E experts, A experts a token, D inputs, O outputs; a tile has B outputs, a step C columns.
+Legend. E experts, A active experts of a token, RANKS of its pairs: A, or A + 1 where the shared expert is among them.
+  logits_ptr [tokens, E + 1]: the router's, then the shared expert's gate; experts_ptr [pairs]: the expert of each
+  pair;
+  probs_ptr [tokens, A + 1]: by what a token's experts are multiplied, the shared one's last.
+  sorted_pairs_ptr [pairs]: pairs by expert; blocks_ptr [blocks, 3]: expert, first of its sorted pairs, and their
+  number.
+  GEMM arguments as in triton_gemm.py, of which the weight's have the experts as their first dimension:
+  stride_expert_codes and stride_expert_scales lead from one to the next.
+  y_ptr [pairs, size]: what each pair's expert gives; shared_ptr, residual_ptr, out_ptr [tokens, size].
+Tiles' names end in the letters of their dimensions: N outputs, K inputs, M pairs; T tokens, R ranks.
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
@@ -15,8 +25,9 @@ N tokens, P pairs, E experts, A experts a token, D inputs, O outputs; a tile has
 import triton
 import triton.language as tl
 
-from headlong.ops.linear.triton_gemm import add_step, at_rows
-from headlong.ops.norm.triton import inverse_lengths, put_half_normed, squares_of_tokens
+from headlong.ops.linear.triton_gemm import code_offsets, gemm_step
+from headlong.ops.norm.triton import inverse_norms, load_squares_of_tokens, store_partial_norm
+from headlong.ops.silu_mul.triton import silu_gated
 from headlong.ops.triton_launch import (
     launch_dependents,
     launch_dependents_and_wait,
@@ -28,195 +39,210 @@ LOWEST = tl.constexpr(-(2**31))
 
 
 @triton.jit
-def settle(pairs, places, own, expert, before, rank, count, there, SPARSE: tl.constexpr, M: tl.constexpr):
-    """Puts pairs where they belong: `before` have a lower expert, and of `count` with the same one `rank` come first.
-    What begins a place says its expert, its first pair among the sorted and their number. Place numbers have gaps:
-    SPARSE, a place for each pair, of which some are empty; else `places` must come as zeros."""
-    tl.store(pairs + before + rank, own, mask=there)
-    begins = rank % M == 0
+def store_sorted_pairs(
+    sorted_pairs_ptr,
+    blocks_ptr,
+    pair,
+    expert,
+    before,
+    rank,
+    count,
+    mask,
+    SPARSE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """Stores pairs where they belong in the order of experts: `before` pairs have a lower expert, and of `count` with
+    the same one `rank` come first. Where a block begins, its entry says its expert, its first sorted pair and their
+    number. Block numbers have gaps: SPARSE, a block for each pair, of which some are empty; else `blocks` must come
+    as zeros."""
+    tl.store(sorted_pairs_ptr + before + rank, pair, mask=mask)
+    begins = rank % BLOCK_M == 0
     if SPARSE:
-        place = before + rank
+        block = before + rank
     else:
-        place = before // M + rank // M + expert
-        there = there & begins
-    tl.store(places + 3 * place, expert, mask=there)
-    tl.store(places + 3 * place + 1, before + rank, mask=there)
-    tl.store(places + 3 * place + 2, tl.where(begins, tl.minimum(count - rank, M), 0), mask=there)
+        block = before // BLOCK_M + rank // BLOCK_M + expert
+        mask = mask & begins
+    tl.store(blocks_ptr + 3 * block, expert, mask=mask)
+    tl.store(blocks_ptr + 3 * block + 1, before + rank, mask=mask)
+    tl.store(blocks_ptr + 3 * block + 2, tl.where(begins, tl.minimum(count - rank, BLOCK_M), 0), mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def route(
-    logits, experts, shares, pairs, places, num_tokens,
+def route_kernel(
+    logits_ptr, experts_ptr, probs_ptr, sorted_pairs_ptr, blocks_ptr, num_tokens,
     E: tl.constexpr, A: tl.constexpr, RANKS: tl.constexpr, NORMALISE: tl.constexpr,
-    M: tl.constexpr, T: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """The A likeliest experts of T tokens, of equal ones the first, and their shares of the sum. Logit E is the shared
-    expert's gate: its share comes last, and, where RANKS is A + 1, it is a routed expert with the number E. Where these
-    are all tokens and there are `places`, they are grouped as well."""
+    """Softmax and top-A routing of BLOCK_T tokens: the A likeliest experts, of equal ones the first, and their
+    probabilities. Logit E is the shared expert's gate: its probability comes last, and, where RANKS is A + 1, it is a
+    routed expert with the number E. Where these are all tokens and there are `blocks`, pairs are grouped as well."""
     launch_dependents_and_wait()
-    token_T = tl.program_id(0) * T + tl.arange(0, T)
-    there_T = token_T < num_tokens
-    logits_T = logits + token_T.to(tl.int64) * (E + 1)
-    expert = tl.arange(0, BLOCK)[None, :]
-    inside = (expert < E) & there_T[:, None]
-    logit = tl.load(logits_T[:, None] + expert, mask=inside, other=-1e30)
-    weight = tl.exp(logit - tl.max(logit, 1)[:, None])
-    weight = weight / tl.sum(tl.where(expert < E, weight, 0.0), 1)[:, None]
-    # A weight is not negative: its bits are a number that orders them, and of such a warp finds the largest at once.
-    key = tl.where(expert < E, weight.to(tl.int32, bitcast=True), LOWEST)
-    rank = tl.arange(0, R)[None, :]
-    chosen = tl.full((T, R), E, tl.int32)
-    share = tl.zeros((T, R), tl.float32)
-    for place in range(A):
-        best = tl.max(key, 1)[:, None]
-        which = tl.min(tl.where(key == best, expert, BLOCK), 1)[:, None]
-        chosen = tl.where(rank == place, which, chosen)
-        share = tl.where(rank == place, best.to(tl.float32, bitcast=True), share)
+    token_T = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    is_token_T = token_T < num_tokens
+    logits_ptrs_T = logits_ptr + token_T.to(tl.int64) * (E + 1)
+    expert = tl.arange(0, BLOCK_E)[None, :]
+    mask = (expert < E) & is_token_T[:, None]
+    logit = tl.load(logits_ptrs_T[:, None] + expert, mask=mask, other=-1e30)
+    prob = tl.exp(logit - tl.max(logit, 1)[:, None])
+    prob = prob / tl.sum(tl.where(expert < E, prob, 0.0), 1)[:, None]
+    # A probability is not negative: its bits are a number that orders them, and of such a warp finds the largest at
+    # once.
+    key = tl.where(expert < E, prob.to(tl.int32, bitcast=True), LOWEST)
+    rank = tl.arange(0, BLOCK_R)[None, :]
+    chosen = tl.full((BLOCK_T, BLOCK_R), E, tl.int32)
+    chosen_prob = tl.zeros((BLOCK_T, BLOCK_R), tl.float32)
+    for nth in range(A):
+        largest = tl.max(key, 1)[:, None]
+        which = tl.min(tl.where(key == largest, expert, BLOCK_E), 1)[:, None]
+        chosen = tl.where(rank == nth, which, chosen)
+        chosen_prob = tl.where(rank == nth, largest.to(tl.float32, bitcast=True), chosen_prob)
         key = tl.where(expert == which, LOWEST, key)
     if NORMALISE:
-        share = share / tl.sum(share, 1)[:, None]
-    gate_T = tl.load(logits_T + E, mask=there_T, other=0.0)
-    share = tl.where(rank == A, (1.0 / (1.0 + tl.exp(-gate_T)))[:, None], share)
+        chosen_prob = chosen_prob / tl.sum(chosen_prob, 1)[:, None]
+    gate_T = tl.load(logits_ptrs_T + E, mask=is_token_T, other=0.0)
+    chosen_prob = tl.where(rank == A, (1.0 / (1.0 + tl.exp(-gate_T)))[:, None], chosen_prob)
     pair = token_T[:, None] * RANKS + rank
-    valid = there_T[:, None] & (rank < RANKS)
-    tl.store(experts + pair, chosen, mask=valid)
-    at = token_T.to(tl.int64)[:, None] * (A + 1) + rank
-    tl.store(shares + at, share, mask=there_T[:, None] & (rank <= A))
-    if places is not None:
-        own = pair.reshape(T * R)
-        mine = tl.where(valid, chosen, 2147483647).reshape(T * R)
-        same = mine[None, :] == mine[:, None]
-        tl.static_assert(T * R < 256)
+    valid = is_token_T[:, None] & (rank < RANKS)
+    tl.store(experts_ptr + pair, chosen, mask=valid)
+    probs_ptrs = probs_ptr + token_T.to(tl.int64)[:, None] * (A + 1) + rank
+    tl.store(probs_ptrs, chosen_prob, mask=is_token_T[:, None] & (rank <= A))
+    if blocks_ptr is not None:
+        pair = pair.reshape(BLOCK_T * BLOCK_R)
+        own_expert = tl.where(valid, chosen, 2147483647).reshape(BLOCK_T * BLOCK_R)
+        same = own_expert[None, :] == own_expert[:, None]
+        tl.static_assert(BLOCK_T * BLOCK_R < 256)
         # Three sums in one, a byte each: pairs of lower experts, earlier ones of the same, all of the same.
-        earlier, lower = same & (own[None, :] < own[:, None]), mine[None, :] < mine[:, None]
+        earlier, lower = same & (pair[None, :] < pair[:, None]), own_expert[None, :] < own_expert[:, None]
         sums = tl.sum(lower.to(tl.int32) + (earlier.to(tl.int32) << 8) + (same.to(tl.int32) << 16), 1)
-        settle(pairs, places, own, mine, sums & 255, sums >> 8 & 255, sums >> 16, mine <= E, True, M)
+        store_sorted_pairs(
+            sorted_pairs_ptr, blocks_ptr, pair, own_expert, sums & 255, sums >> 8 & 255, sums >> 16, own_expert <= E,
+            True, BLOCK_M,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
-def group(
-    experts, pairs, places, num_pairs,
-    SPARSE: tl.constexpr, M: tl.constexpr, OWN: tl.constexpr, BLOCK: tl.constexpr,
+def group_kernel(
+    experts_ptr, sorted_pairs_ptr, blocks_ptr, num_pairs,
+    SPARSE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sorts pairs by expert."""
+    """Sorts BLOCK_P pairs by expert: each is compared with all pairs, BLOCK of these at a time."""
     launch_dependents_and_wait()
-    own = tl.program_id(0) * OWN + tl.arange(0, OWN)
-    there = own < num_pairs
-    expert = tl.load(experts + own, mask=there, other=0)
-    before = tl.zeros((OWN,), tl.int32)
-    rank = tl.zeros((OWN,), tl.int32)
-    count = tl.zeros((OWN,), tl.int32)
+    pair = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
+    mask = pair < num_pairs
+    expert = tl.load(experts_ptr + pair, mask=mask, other=0)
+    before = tl.zeros((BLOCK_P,), tl.int32)
+    rank = tl.zeros((BLOCK_P,), tl.int32)
+    count = tl.zeros((BLOCK_P,), tl.int32)
     for first in range(0, num_pairs, BLOCK):
         other = first + tl.arange(0, BLOCK)
-        of_other = tl.load(experts + other, mask=other < num_pairs, other=2147483647)
+        of_other = tl.load(experts_ptr + other, mask=other < num_pairs, other=2147483647)
         same = of_other[None, :] == expert[:, None]
         before += tl.sum((of_other[None, :] < expert[:, None]).to(tl.int32), 1)
-        rank += tl.sum((same & (other[None, :] < own[:, None])).to(tl.int32), 1)
+        rank += tl.sum((same & (other[None, :] < pair[:, None])).to(tl.int32), 1)
         count += tl.sum(same.to(tl.int32), 1)
-    settle(pairs, places, own, expert, before, rank, count, there, SPARSE, M)
+    store_sorted_pairs(sorted_pairs_ptr, blocks_ptr, pair, expert, before, rank, count, mask, SPARSE, BLOCK_M)
 
 
 # One step is a loop like any other: unrolled, Triton 3.6 computes it wrongly for bfloat16 with offsets.
-@triton.jit(do_not_specialize=["num_steps", "length_parts"])
-def multiply(
-    x, codes, scales, offsets, row_scales, places, pairs, out, squares, length_eps, length_parts,
-    num_outs, num_ins, row_stride, expert_stride, expert_scales, scale_stride, num_steps,
-    DTYPE: tl.constexpr, CODE: tl.constexpr, ZERO: tl.constexpr, HALVES: tl.constexpr,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr,
-    TOGETHER: tl.constexpr, SHARING: tl.constexpr, PARTS: tl.constexpr, KNOWN: tl.constexpr,
-    ONE: tl.constexpr, LENGTH: tl.constexpr, B: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
+@triton.jit(do_not_specialize=["num_steps", "num_squares"])
+def grouped_gemm_kernel(
+    x_ptr, codes_ptr, scales_ptr, offsets_ptr, row_scales_ptr, blocks_ptr, sorted_pairs_ptr, out_ptr,
+    squares_ptr, norm_eps, num_squares,
+    num_outs, num_ins, stride_codes, stride_expert_codes, stride_expert_scales, stride_scales, num_steps,
+    DTYPE: tl.constexpr, LAYOUT: tl.constexpr, EVEN_K: tl.constexpr, PAIRS_PER_INPUT: tl.constexpr,
+    PARTS: tl.constexpr, BLOCKS_READY: tl.constexpr, ONE_INPUT: tl.constexpr, BLOCK_SQUARES: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """A tile of an expert's outputs for the pairs of a place. SHARING pairs, one after the other, have one input, by
-    whose length sums are divided where there are `squares`; all pairs have it where there is but ONE.
-    Two PARTS are gates, then as many ups, and what is stored is silu(gate) · up. KNOWN places were there before the
-    kernel before began, and it waited before it let this one start: only the inputs have to be waited for."""
-    if not KNOWN:
+    """A tile of an expert's outputs for the pairs of a block. PAIRS_PER_INPUT pairs, one after the other, have one
+    input, by whose norm sums are divided where there are `squares`; with ONE_INPUT all pairs have the same. Two PARTS
+    are gates, then as many ups, and silu(gate) · up is stored. BLOCKS_READY promises that the blocks were there
+    before the kernel before began, and that it waited before it launched its dependents: only the inputs have to be
+    waited for."""
+    HALVES: tl.constexpr = LAYOUT.codes_per_word
+    INTERLEAVE: tl.constexpr = LAYOUT.interleave
+    if not BLOCKS_READY:
         wait_for_previous_kernel()
     launch_dependents()
-    place = places + 3 * tl.program_id(1)
-    expert, first, count = tl.load(place).to(tl.int64), tl.load(place + 1), tl.load(place + 2)
+    block_ptr = blocks_ptr + 3 * tl.program_id(1)
+    expert, first, count = tl.load(block_ptr).to(tl.int64), tl.load(block_ptr + 1), tl.load(block_ptr + 2)
     # No expert is below 0; but asked like this, all three are on their way before the first is looked at.
     if (count == 0) | (expert < 0) | (first < 0):
         wait_for_previous_kernel()
         return
-    there_M = tl.arange(0, M) < count
-    pairs_M = tl.load(pairs + first + tl.arange(0, M), mask=there_M, other=0).to(tl.int64)
-    # Gate and up of one place lie side by side. Outputs past the last are computed from the last one's weights and not
-    # stored.
-    size = num_outs // PARTS
-    row_B = tl.arange(0, B)
-    outs_B = tl.minimum(tl.program_id(0) * (B // PARTS) + row_B // PARTS, size - 1) + row_B % PARTS * size
-    columns_C = tl.arange(0, C)
-    codes_at = codes + expert * expert_stride
-    codes_at = codes_at + (at_rows(outs_B, row_stride, TOGETHER, C)[:, None] + columns_C[None, :])
+    is_pair_M = tl.arange(0, BLOCK_M) < count
+    pair_M = tl.load(sorted_pairs_ptr + first + tl.arange(0, BLOCK_M), mask=is_pair_M, other=0).to(tl.int64)
+    # A gate and the up it belongs to lie side by side. Outputs past the last are computed from the last one's weights
+    # and not stored.
+    part_outs = num_outs // PARTS
+    first_out, row_N = tl.program_id(0) * (BLOCK_N // PARTS), tl.arange(0, BLOCK_N)
+    outs_N = tl.minimum(first_out + row_N // PARTS, part_outs - 1) + row_N % PARTS * part_outs
+    column_K = tl.arange(0, BLOCK_K)
+    code_ptrs_NK = codes_ptr + expert * stride_expert_codes
+    code_ptrs_NK = code_ptrs_NK + (
+        code_offsets(outs_N, stride_codes, INTERLEAVE, BLOCK_K)[:, None] + column_K[None, :]
+    )
     # Which is known without a look at the pairs if there is but one.
-    token_M = tl.zeros((M,), tl.int64) if ONE else pairs_M // SHARING
-    x_CM_at = x + token_M[None, :] * num_ins + columns_C[:, None]
-    if scales is not None:
-        scales += expert * expert_scales
-    if offsets is not None:
-        offsets += expert * expert_scales
-    tl.static_assert(squares is None or not KNOWN)  # since they are read before the second wait
-    squares_PM = squares_of_tokens(squares, token_M, there_M, length_parts, LENGTH, M)
-    acc_BM = tl.zeros((B, M), tl.float32)
+    token_M = tl.zeros((BLOCK_M,), tl.int64) if ONE_INPUT else pair_M // PAIRS_PER_INPUT
+    x_ptrs_KM = x_ptr + token_M[None, :] * num_ins + column_K[:, None]
+    if scales_ptr is not None:
+        scales_ptr += expert * stride_expert_scales
+    if offsets_ptr is not None:
+        offsets_ptr += expert * stride_expert_scales
+    tl.static_assert(squares_ptr is None or not BLOCKS_READY)  # since they are read before the second wait
+    squares_SM = load_squares_of_tokens(squares_ptr, token_M, is_pair_M, num_squares, BLOCK_SQUARES, BLOCK_M)
+    acc_NM = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for step in range(num_steps):
-        if EVEN or HALVES == 2:
-            codes_BC = tl.load(codes_at + step * (TOGETHER * C))
+        if EVEN_K or HALVES == 2:
+            codes_NK = tl.load(code_ptrs_NK + step * (INTERLEAVE * BLOCK_K))
         else:
-            codes_BC = tl.load(codes_at + step * C, mask=(step * C + columns_C < num_ins)[None, :], other=0.0)
-        acc_BM = add_step(
-            acc_BM, x_CM_at + (zero_after_previous_kernel(step) if KNOWN else 0), codes_BC, scales, offsets,
-            outs_B, there_M, step, num_outs, num_ins, scale_stride,
-            DTYPE, CODE, ZERO, HALVES, GROUP, ROWS, EVEN, B, C, M,
+            is_column_K = step * BLOCK_K + column_K < num_ins
+            codes_NK = tl.load(code_ptrs_NK + step * BLOCK_K, mask=is_column_K[None, :], other=0.0)
+        acc_NM = gemm_step(
+            acc_NM, x_ptrs_KM + (zero_after_previous_kernel(step) if BLOCKS_READY else 0), codes_NK,
+            scales_ptr, offsets_ptr, outs_N, is_pair_M, step, num_outs, num_ins, stride_scales,
+            DTYPE, LAYOUT, EVEN_K, BLOCK_N, BLOCK_K, BLOCK_M,
         )  # fmt: skip
     wait_for_previous_kernel()
-    if row_scales is not None:
-        acc_BM *= tl.load(row_scales + expert * num_outs + outs_B)[:, None]
-    if squares is not None:
-        acc_BM *= inverse_lengths(squares_PM, length_eps, LENGTH, M)
+    if row_scales_ptr is not None:
+        acc_NM *= tl.load(row_scales_ptr + expert * num_outs + outs_N)[:, None]
+    if squares_ptr is not None:
+        acc_NM *= inverse_norms(squares_SM, norm_eps, BLOCK_SQUARES, BLOCK_M)
     if PARTS == 2:
-        gate_BM, up_BM = tl.split(acc_BM.reshape(B // 2, 2, M).permute(0, 2, 1))
-        acc_BM = gate_BM / (1.0 + tl.exp(-gate_BM)) * up_BM
-    places_B = tl.program_id(0) * (B // PARTS) + tl.arange(0, B // PARTS)
-    at = out + pairs_M[None, :] * size + places_B[:, None]
-    tl.store(at, acc_BM, mask=(places_B < size)[:, None] & there_M[None, :])
+        gate_NM, up_NM = tl.split(acc_NM.reshape(BLOCK_N // 2, 2, BLOCK_M).permute(0, 2, 1))
+        acc_NM = silu_gated(gate_NM, up_NM)
+    out_N = tl.program_id(0) * (BLOCK_N // PARTS) + tl.arange(0, BLOCK_N // PARTS)
+    out_ptrs = out_ptr + pair_M[None, :] * part_outs + out_N[:, None]
+    tl.store(out_ptrs, acc_NM, mask=(out_N < part_outs)[:, None] & is_pair_M[None, :])
 
 
 @triton.jit
-def combine(
-    y, shares, shared, residual, out, norm_weight, normed, normed_squares, normed_parts, size,
-    A: tl.constexpr, RANKS: tl.constexpr, WIDTH: tl.constexpr,
+def combine_experts_kernel(
+    y_ptr, probs_ptr, shared_ptr, residual_ptr, out_ptr,
+    norm_weight_ptr, normed_ptr, normed_squares_ptr, num_normed_squares, size,
+    A: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A token's experts by rank, each times its share, the shared one last; then what it is added to, and the first
-    half of its norm."""
+    """BLOCK outputs of a token: its experts' by rank, each times its probability, the shared one's last, plus the
+    residual; and the partial norm of that where there is a norm's weight."""
     launch_dependents()
     token = tl.program_id(1).to(tl.int64)
-    outs = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    inside = outs < size
-    weight_W = tl.zeros((WIDTH,), tl.float32)
-    if norm_weight is not None:
-        weight_W = tl.load(norm_weight + outs, mask=inside, other=0.0).to(tl.float32)
+    outs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = outs < size
+    norm_weight = tl.zeros((BLOCK,), tl.float32)
+    if norm_weight_ptr is not None:
+        norm_weight = tl.load(norm_weight_ptr + outs, mask=mask, other=0.0).to(tl.float32)
     wait_for_previous_kernel()
-    total = tl.zeros((WIDTH,), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
     for rank in tl.static_range(RANKS):
-        share = tl.load(shares + token * (A + 1) + rank)
-        total += share * tl.load(y + (token * RANKS + rank) * size + outs, mask=inside, other=0.0)
-    at = token * size + outs
-    if shared is not None:
-        total += tl.load(shares + token * (A + 1) + A) * tl.load(shared + at, mask=inside, other=0.0)
-    total += tl.load(residual + at, mask=inside, other=0.0)
-    tl.store(out + at, total, mask=inside)
-    if norm_weight is not None:
-        put_half_normed(
-            total,
-            outs,
-            inside,
-            token,
-            tl.program_id(0),
-            weight_W,
-            normed,
-            normed_squares,
-            size,
-            normed_parts,
-            WIDTH,
-        )
+        prob = tl.load(probs_ptr + token * (A + 1) + rank)
+        total += prob * tl.load(y_ptr + (token * RANKS + rank) * size + outs, mask=mask, other=0.0)
+    offsets = token * size + outs
+    if shared_ptr is not None:
+        prob = tl.load(probs_ptr + token * (A + 1) + A)
+        total += prob * tl.load(shared_ptr + offsets, mask=mask, other=0.0)
+    total += tl.load(residual_ptr + offsets, mask=mask, other=0.0)
+    tl.store(out_ptr + offsets, total, mask=mask)
+    if norm_weight_ptr is not None:
+        store_partial_norm(
+            total, outs, mask, token, tl.program_id(0), norm_weight, normed_ptr, normed_squares_ptr,
+            size, num_normed_squares, BLOCK,
+        )  # fmt: skip

@@ -1,9 +1,16 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-"""The layer norm on a GPU: by a kernel of its own, where a program holds a whole row, or in two halves.
+"""RMSNorm on a GPU: by a kernel of its own, where a program holds a whole row, or as a partial norm.
 
-A product is linear, so it may be given x · weight and have its sums divided by |x|. Then whoever makes x writes the
-first half beside it, with sums of its squares by parts, and nothing has to wait until somebody has seen a whole row: a
-launch less before each product.
+A GEMM is linear, so it may be given x · weight and have its sums divided by |x| in its epilogue. Then whoever makes x
+stores the partial norm beside it: x · weight, and sums of the squares of x by parts of PART columns. Nothing has to
+wait until somebody has seen a whole row, and each norm costs one launch less.
+
+|x| stands for the root of what RMSNorm divides by, with its eps; the mean's factor is in the weight. Sums are made by
+pairs of neighbours, an order that no layout of a tile changes, so that every kernel finds the same bits.
+
+Legend. x_ptr [num_tokens, D]; weight_ptr [D]; squares_ptr [num_tokens, num_squares], which is None where nothing has
+to be divided. BLOCK_SQUARES is the power of two that holds num_squares, BLOCK_M a program's tokens, BLOCK a row or
+its part.
 """
 
 from collections.abc import Callable
@@ -18,160 +25,166 @@ from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.triton_launch import LAUNCH_OPTIONS, launch_dependents, wait_for_previous_kernel
 
 PART = 64
-"""Numbers of a row whose squares are one sum."""
+"""Columns of a row whose squares are one sum."""
 _PART = tl.constexpr(PART)
 
 
-def to_multiply(given: Normed) -> tuple[Tensor, PartialNorm | None]:
-    """What is multiplied, and what sums are still to be divided by."""
+def gemm_input(given: Normed) -> tuple[Tensor, PartialNorm | None]:
+    """What a GEMM multiplies, and the partial norm whose |x| its sums are still to be divided by."""
     return (given.x_ND, given) if isinstance(given, PartialNorm) else (given, None)
 
 
-def length_args(half: PartialNorm | None) -> dict[str, object]:
-    """For kernels that divide by lengths, or need not."""
-    if half is None:
-        return {"squares": None, "length_eps": 0.0, "length_parts": 1, "LENGTH": 1}
-    parts = half.squares_NP.shape[1]
+def norm_args(partial: PartialNorm | None) -> dict[str, object]:
+    """Arguments of kernels whose sums are divided by |x|, or need not be."""
+    if partial is None:
+        return {"squares_ptr": None, "norm_eps": 0.0, "num_squares": 1, "BLOCK_SQUARES": 1}
+    num_squares = partial.squares_NP.shape[1]
     return {
-        "squares": half.squares_NP,
-        "length_eps": half.eps,
-        "length_parts": parts,
-        "LENGTH": triton.next_power_of_2(parts),
+        "squares_ptr": partial.squares_NP,
+        "norm_eps": partial.eps,
+        "num_squares": num_squares,
+        "BLOCK_SQUARES": triton.next_power_of_2(num_squares),
     }
 
 
 @triton.jit
-def added(x, SIZE: tl.constexpr, LEFT: tl.constexpr):
-    """Neighbours by twos, until LEFT are left: an order that no layout changes."""
+def pairwise_sum(x, SIZE: tl.constexpr, LEFT: tl.constexpr):
+    """Adds neighbours by twos until LEFT numbers are left."""
     if SIZE == LEFT:
         return x
     else:
         even, odd = tl.split(tl.reshape(x, (SIZE // 2, 2)))
-        return added(even + odd, SIZE // 2, LEFT)
+        return pairwise_sum(even + odd, SIZE // 2, LEFT)
 
 
 @triton.jit
-def squares_added(x, SIZE: tl.constexpr, LEFT: tl.constexpr):
+def pairwise_sum_of_squares(x, SIZE: tl.constexpr, LEFT: tl.constexpr):
+    """Adds the squares of neighbours by twos until LEFT numbers are left."""
     even, odd = tl.split(tl.reshape(x, (SIZE // 2, 2)))
-    return added(tl.fma(odd, odd, even * even), SIZE // 2, LEFT)
+    return pairwise_sum(tl.fma(odd, odd, even * even), SIZE // 2, LEFT)
 
 
 @triton.jit
-def _added_down(x_SM, SIZE: tl.constexpr, M: tl.constexpr):
-    """Columns in the same order. [1, M]"""
+def _pairwise_sum_of_columns(x_SM, SIZE: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Adds each column of a tile in the order of `pairwise_sum`. [1, BLOCK_M]"""
     if SIZE == 1:
         return x_SM
     else:
-        even, odd = tl.split(tl.permute(tl.reshape(x_SM, (SIZE // 2, 2, M)), (0, 2, 1)))
-        return _added_down(even + odd, SIZE // 2, M)
+        even, odd = tl.split(tl.permute(tl.reshape(x_SM, (SIZE // 2, 2, BLOCK_M)), (0, 2, 1)))
+        return _pairwise_sum_of_columns(even + odd, SIZE // 2, BLOCK_M)
 
 
 @triton.jit
-def squares_of(squares, token, parts, LENGTH: tl.constexpr):
-    """A token's, or zeros where nothing has to be divided. To be asked for together with what will be divided: adding
-    them takes a barrier, and what is asked for behind that comes a whole way to memory later."""
-    part = tl.arange(0, LENGTH)
-    if squares is None:
-        return tl.zeros((LENGTH,), tl.float32)
+def load_squares(squares_ptr, token, num_squares, BLOCK_SQUARES: tl.constexpr):
+    """A token's sums of squares, or zeros where nothing has to be divided. To be loaded together with what will be
+    divided: adding them takes a barrier, and what is loaded behind that comes a whole way to memory later."""
+    part = tl.arange(0, BLOCK_SQUARES)
+    if squares_ptr is None:
+        return tl.zeros((BLOCK_SQUARES,), tl.float32)
     else:
-        return tl.load(squares + token.to(tl.int64) * parts + part, mask=part < parts, other=0.0)
+        squares_ptrs = squares_ptr + token.to(tl.int64) * num_squares + part
+        return tl.load(squares_ptrs, mask=part < num_squares, other=0.0)
 
 
 @triton.jit
-def inverse_length(squares, squares_P, eps, LENGTH: tl.constexpr):
+def inverse_norm(squares_ptr, squares_S, norm_eps, BLOCK_SQUARES: tl.constexpr):
     """1 / |x| of a token, or 1 where nothing has to be divided. [1]"""
-    if squares is None:
+    if squares_ptr is None:
         return tl.full((1,), 1.0, tl.float32)
     else:
-        tl.debug_barrier()  # or the compiler puts what was asked for behind the first of these sums, which waits
-        return tl.rsqrt(added(squares_P, LENGTH, 1) + eps)
+        tl.debug_barrier()  # or the compiler moves loads behind the first of these sums, which waits
+        return tl.rsqrt(pairwise_sum(squares_S, BLOCK_SQUARES, 1) + norm_eps)
 
 
 @triton.jit
-def squares_of_tokens(squares, token_M, there_M, parts, LENGTH: tl.constexpr, M: tl.constexpr):
-    """Those of several tokens, [LENGTH, M]."""
-    part = tl.arange(0, LENGTH)
-    if squares is None:
-        return tl.zeros((LENGTH, M), tl.float32)
-    else:
-        inside = (part < parts)[:, None] & there_M[None, :]
-        at = squares + token_M.to(tl.int64)[None, :] * parts + part[:, None]
-        return tl.load(at, mask=inside, other=0.0)
-
-
-@triton.jit
-def inverse_lengths(squares_PM, eps, LENGTH: tl.constexpr, M: tl.constexpr):
-    """1 / |x| of each, [1, M]."""
-    return tl.rsqrt(_added_down(squares_PM, LENGTH, M) + eps)
-
-
-@triton.jit
-def put_half_normed(
-    x, outs, inside, token, block, weight_W, normed, squares, size, parts, WIDTH: tl.constexpr
+def load_squares_of_tokens(
+    squares_ptr, token_M, is_token_M, num_squares, BLOCK_SQUARES: tl.constexpr, BLOCK_M: tl.constexpr
 ):
-    """A block of WIDTH numbers of a token; those past its size are zeros."""
-    tl.store(normed + token.to(tl.int64) * size + outs, x * weight_W, mask=inside)
-    EACH: tl.constexpr = WIDTH // _PART
-    part = block * EACH + tl.arange(0, EACH)
-    tl.store(squares + token.to(tl.int64) * parts + part, squares_added(x, WIDTH, EACH), mask=part < parts)
+    """The sums of squares of several tokens, [BLOCK_SQUARES, BLOCK_M]."""
+    part = tl.arange(0, BLOCK_SQUARES)
+    if squares_ptr is None:
+        return tl.zeros((BLOCK_SQUARES, BLOCK_M), tl.float32)
+    else:
+        mask = (part < num_squares)[:, None] & is_token_M[None, :]
+        squares_ptrs = squares_ptr + token_M.to(tl.int64)[None, :] * num_squares + part[:, None]
+        return tl.load(squares_ptrs, mask=mask, other=0.0)
+
+
+@triton.jit
+def inverse_norms(squares_SM, norm_eps, BLOCK_SQUARES: tl.constexpr, BLOCK_M: tl.constexpr):
+    """1 / |x| of several tokens, [1, BLOCK_M]."""
+    return tl.rsqrt(_pairwise_sum_of_columns(squares_SM, BLOCK_SQUARES, BLOCK_M) + norm_eps)
+
+
+@triton.jit
+def store_partial_norm(
+    x, columns, mask, token, block, weight, normed_ptr, squares_ptr, size, num_squares, BLOCK: tl.constexpr
+):
+    """Stores the partial norm of BLOCK columns of a token; those past its `size` are zeros."""
+    tl.store(normed_ptr + token.to(tl.int64) * size + columns, x * weight, mask=mask)
+    PARTS: tl.constexpr = BLOCK // _PART
+    part = block * PARTS + tl.arange(0, PARTS)
+    squares_ptrs = squares_ptr + token.to(tl.int64) * num_squares + part
+    tl.store(squares_ptrs, pairwise_sum_of_squares(x, BLOCK, PARTS), mask=part < num_squares)
 
 
 # A row may start anywhere: how it is summed must not depend on where.
-@triton.jit(do_not_specialize_on_alignment=["x"])
-def _rms_norm(x, weight, eps, out, D: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize_on_alignment=["x_ptr"])
+def _rms_norm_kernel(x_ptr, weight_ptr, eps, out_ptr, D: tl.constexpr, BLOCK: tl.constexpr):
     launch_dependents()
-    d = tl.arange(0, BLOCK)
-    inside = d < D
-    weight_D = tl.load(weight + d, mask=inside, other=0.0).to(tl.float32)  # which no kernel writes
+    column = tl.arange(0, BLOCK)
+    mask = column < D
+    weight = tl.load(weight_ptr + column, mask=mask, other=0.0).to(tl.float32)  # which no kernel writes
     wait_for_previous_kernel()
-    at = tl.program_id(0).to(tl.int64) * D + d
-    value = tl.load(x + at, mask=inside, other=0.0)
-    scale = tl.rsqrt(tl.sum(value * value, 0) + eps)
-    tl.store(out + at, value * scale * weight_D, mask=inside)
+    offsets = tl.program_id(0).to(tl.int64) * D + column
+    x = tl.load(x_ptr + offsets, mask=mask, other=0.0)
+    scale = tl.rsqrt(tl.sum(x * x, 0) + eps)
+    tl.store(out_ptr + offsets, x * scale * weight, mask=mask)
 
 
 class TritonRmsNorm:
-    """float32 in; out in `dtype`."""
+    """RMSNorm of float32 rows; what comes out is of `dtype`."""
 
     def __init__(
-        self, norm: RmsNorm, dtype: torch.dtype = torch.float32, products: Callable[[], bool] | None = None
+        self, norm: RmsNorm, dtype: torch.dtype = torch.float32, gemms_only: Callable[[], bool] | None = None
     ) -> None:
-        """`products` says whether what comes out goes into products alone which see to its second half."""
+        """`gemms_only` says whether what comes out goes only into GEMMs that take a partial norm."""
         self.dtype = dtype
         self.weight = norm.weight
         self.eps = float(norm.eps)
-        self._products = products
+        self._gemms_only = gemms_only
 
     @property
-    def may_be_halved(self) -> bool:
-        """Whether the second half may be left to those who take it."""
-        return self._products is not None and self._products()
+    def may_be_partial(self) -> bool:
+        """Whether the division by |x| may be left to those who take what comes out."""
+        return self._gemms_only is not None and self._gemms_only()
 
     def __call__(self, x_ND: Tensor) -> Tensor:
         assert x_ND.is_contiguous() and x_ND.dtype == torch.float32
         rows, size = x_ND.shape
         out = torch.empty_like(x_ND, dtype=self.dtype)
         block = triton.next_power_of_2(size)
-        _rms_norm[(rows,)](
+        _rms_norm_kernel[(rows,)](
             x_ND, self.weight, self.eps, out, D=size, BLOCK=block, num_warps=8 if block >= 2048 else 4,
             **LAUNCH_OPTIONS,
         )  # fmt: skip
         return out
 
 
-def half_normed_room(then: Norm | None, like_ND: Tensor) -> PartialNorm | None:
-    """For the first half of what comes `then`, if that is a norm which may be halved."""
-    if not (isinstance(then, TritonRmsNorm) and then.may_be_halved):
+def empty_partial_norm(then: Norm | None, like_ND: Tensor) -> PartialNorm | None:
+    """Tensors for an epilogue to store the partial norm in, if `then` is a norm that may be partial; else None."""
+    if not (isinstance(then, TritonRmsNorm) and then.may_be_partial):
         return None
     squares_NP = like_ND.new_empty((len(like_ND), triton.cdiv(like_ND.shape[1], PART)), dtype=torch.float32)
     return PartialNorm(torch.empty_like(like_ND, dtype=then.dtype), squares_NP, then.eps)
 
 
-def room_args(
-    then: Norm | None, room: PartialNorm | None
+def partial_norm_args(
+    then: Norm | None, partial: PartialNorm | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, int]:
-    """For kernels that write the first half, or none: the norm's weight, and where to."""
-    if room is None:
+    """Arguments of kernels that store a partial norm, or none: the norm's weight, the normed rows, the sums of squares
+    and their number."""
+    if partial is None:
         return None, None, None, 1
     assert isinstance(then, TritonRmsNorm)
-    return then.weight, room.x_ND, room.squares_NP, room.squares_NP.shape[1]
+    return then.weight, partial.x_ND, partial.squares_NP, partial.squares_NP.shape[1]

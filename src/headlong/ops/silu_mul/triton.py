@@ -1,5 +1,8 @@
 # pyright: reportArgumentType=false, reportCallIssue=false
-"""The gate of an MLP on a GPU: silu(gate) · up, the two side by side."""
+"""The gated activation of an MLP on a GPU: silu(gate) · up.
+
+Legend. gate_up_ptr [rows, 2 · SIZE]: gates, then as many ups; out_ptr [rows, SIZE]; a program computes BLOCK columns.
+"""
 
 import torch
 import triton
@@ -12,25 +15,28 @@ BLOCK = 1024
 
 
 @triton.jit
-def gated(gate, up):
+def silu_gated(gate, up):
+    """silu(gate) · up, element by element."""
     return gate / (1.0 + tl.exp(-gate)) * up
 
 
 @triton.jit
-def _silu_mul(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def _silu_mul_kernel(gate_up_ptr, out_ptr, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     launch_dependents_and_wait()
     row = tl.program_id(1).to(tl.int64)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < SIZE
-    at = gate_up + row * 2 * SIZE + i
-    gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(at + SIZE, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * SIZE + i, gated(gate, up), mask=inside)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < SIZE
+    gate_ptrs = gate_up_ptr + row * 2 * SIZE + column
+    gate = tl.load(gate_ptrs, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_ptrs + SIZE, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * SIZE + column, silu_gated(gate, up), mask=mask)
 
 
 def silu_mul(gate_up_NI: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """silu(first half of the columns) · second half, in `dtype`."""
     assert gate_up_NI.is_contiguous()
     rows, size = gate_up_NI.shape[0], gate_up_NI.shape[1] // 2
     out = gate_up_NI.new_empty(rows, size, dtype=dtype)
-    _silu_mul[(triton.cdiv(size, BLOCK), rows)](gate_up_NI, out, SIZE=size, BLOCK=BLOCK, **LAUNCH_OPTIONS)
+    grid = (triton.cdiv(size, BLOCK), rows)
+    _silu_mul_kernel[grid](gate_up_NI, out, SIZE=size, BLOCK=BLOCK, **LAUNCH_OPTIONS)
     return out
