@@ -90,7 +90,7 @@ def test_integrity_needs_pages_for_settled_tokens():
     state = make_state()
     state.admit("a").length = 17
     state.reserve("a", 16)
-    with pytest.raises(AssertionError, match="a: settled tokens without a page"):
+    with pytest.raises(AssertionError, match="a: committed tokens without a page"):
         state.check_integrity()
 
 

@@ -43,7 +43,8 @@ class _Shelf:
         self.items: dict[bytes, Checkpoint] = {}
 
     def put(self, key: bytes, checkpoint: Checkpoint) -> list[tuple[bytes, Checkpoint]]:
-        """What had to go for it, oldest first; the checkpoint itself if it is larger than the whole shelf."""
+        """Stores a checkpoint and gives those that were evicted for it, oldest first; the checkpoint itself is among
+        them if it is larger than the whole shelf."""
         if checkpoint.num_bytes > self.max_bytes:
             return [(key, checkpoint)]
         self.items[key] = checkpoint.to(self.device)
@@ -87,11 +88,11 @@ class CheckpointStore:
 
     @property
     def num_bytes(self) -> tuple[int, int]:
-        """On the device, and in host memory."""
+        """Bytes of checkpoints on the device, and in host memory."""
         return self._near.num_bytes, self._far.num_bytes
 
     def put(self, key: bytes, checkpoint: Checkpoint) -> bool:
-        """Whether there was room for it."""
+        """Stores a checkpoint; gives whether there was room for it."""
         assert key not in self
         for pushed, old in self._near.put(key, checkpoint):
             for gone, _ in self._far.put(pushed, old):
@@ -99,14 +100,14 @@ class CheckpointStore:
         return key in self
 
     def use(self, key: bytes) -> Checkpoint:
-        """The checkpoint, which is now the most recently used."""
+        """Gives a checkpoint, which is then the most recently used one."""
         shelf = self._near if key in self._near.items else self._far
         checkpoint = shelf.pop(key)
         self.put(key, checkpoint)
         return checkpoint
 
     def drop(self, key: bytes) -> None:
-        """Forgets it, if it is there."""
+        """Forgets a checkpoint, if it is there."""
         for shelf in (self._near, self._far):
             if key in shelf.items:
                 shelf.pop(key)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 ROOM = 64 << 20
-"""Bytes of hidden states in host memory that may be owed; more are written at once. On other devices all are: memory is
-dearer there, and writing cheaper."""
+"""Bytes of hidden states in host memory whose pairs may be deferred; further pairs are written at once. On other
+devices all are written at once: memory is dearer there, and writing cheaper."""
 
 
 class OnPage(NamedTuple):
@@ -28,10 +28,10 @@ class OnPage(NamedTuple):
 
 
 class DeferredKv:
-    """One for each state."""
+    """The deferred pairs of one state, by page."""
 
     def __init__(self, limit: int) -> None:
-        """`limit`: pairs in all."""
+        """`limit` is the largest number of pairs that may be kept, of all pages."""
         self._limit = limit
         self._pieces: dict[int, tuple[OnPage, ...]] = {}
         self.num_pairs = 0
@@ -40,7 +40,7 @@ class DeferredKv:
         return bool(self._pieces)
 
     def add(self, pieces: Sequence[OnPage]) -> bool:
-        """Keeps copies of them; False, and no change, if there is no room."""
+        """Keeps copies of the pairs; False, and no change, if there would be more than the limit."""
         if self.num_pairs + sum(piece.num_pairs for piece in pieces) > self._limit:
             return False
         for piece in pieces:
@@ -50,17 +50,17 @@ class DeferredKv:
         return True
 
     def on(self, pages: Iterable[int]) -> list[OnPage]:
-        """What these pages lack, in the order in which it was added."""
+        """The pairs that these pages lack, in the order in which they were added."""
         return [piece for page in dict.fromkeys(pages) for piece in self._pieces.get(page, ())]
 
     def drop(self, pages: Iterable[int]) -> None:
-        """It was written, or the pages are to hold something else."""
+        """Forgets the pairs of these pages: they were written, or the pages are to hold something else."""
         if self._pieces:
             for page in pages:
                 self._put(page, ())
 
     def copy(self, page: int, to: int) -> None:
-        """The one page was copied to the other, which lacks the same."""
+        """Notes that the one page was copied to the other, which now lacks the same pairs."""
         self._put(to, tuple(piece._replace(page=to) for piece in self._pieces.get(page, ())))
 
     def check(self, page_size: int) -> None:
@@ -68,7 +68,9 @@ class DeferredKv:
         for page, own in self._pieces.items():
             for piece in own:
                 assert piece.page == page and piece.num_pairs == piece.hidden_ND.shape[0] > 0
-                assert piece.start % page_size + piece.num_pairs <= page_size, f"page {page} is owed too much"
+                assert piece.start % page_size + piece.num_pairs <= page_size, (
+                    f"page {page} lacks too many pairs"
+                )
 
     def _put(self, page: int, pieces: tuple[OnPage, ...]) -> None:
         before = self._pieces.pop(page, ())

@@ -32,14 +32,14 @@ class Pool:
         return [self._free.pop() for _ in range(count)]
 
     def take_one(self) -> int:
-        """There must be one."""
+        """One place; there must be one that is free."""
         return self._free.pop()
 
     def give_back(self, places: list[int]) -> None:
         self._free.extend(places)
 
     def check(self, held: list[int]) -> None:
-        """Every place is either free or held, once."""
+        """Asserts that every place is either free or held, once."""
         everything = sorted([*self._free, *held])
         assert everything == list(range(1, self.size + 1)), f"{self.what}s leaked or held twice: {everything}"
 
@@ -56,7 +56,7 @@ class Pages:
         self._holders: Counter[int] = Counter()
         self._cached: set[int] = set()
         self._idle: dict[int, None] = {}
-        """Cached and held by nobody, the first to go first."""
+        """Pages that are cached and held by nobody; the first is evicted first."""
 
     @property
     def num_free(self) -> int:
@@ -83,14 +83,15 @@ class Pages:
         return taken
 
     def share(self, pages: Sequence[int]) -> None:
-        """One holder more for each."""
+        """Adds one holder to each page."""
         for page in pages:
             assert page in self._cached, f"page {page} is shared but not cached"
             self._holders[page] += 1
             self._idle.pop(page, None)
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """One holder less for each. Of a sequence's pages the last go first: they are of no use without the others."""
+        """Takes one holder from each page. Of a sequence's pages the last go first: they are of no use without the
+        others."""
         for page in reversed(pages):
             self._holders[page] -= 1
             if not self._holders[page]:
@@ -126,7 +127,8 @@ class Pages:
 
 
 def page_table(pages: Sequence[Sequence[int]], device: torch.device, spare: int = 0) -> Tensor:
-    """Rectangular; short rows, and `spare` columns more, are filled up with page 0, which nobody reads."""
+    """The rows' pages as a rectangular tensor: short rows, and `spare` columns more, are filled up with page 0, which
+    nobody reads."""
     width = spare + max(len(row) for row in pages)
     if device.type == "cpu":
         return torch.tensor([[*row, *([0] * (width - len(row)))] for row in pages], dtype=torch.long)

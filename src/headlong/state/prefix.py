@@ -28,7 +28,7 @@ ROOT = b""
 
 
 Extras = tuple[tuple[int, bytes], ...]
-"""(position from which it counts, what it is), by position."""
+"""Pairs (position from which the extra counts, what it is), ascending by position."""
 
 
 def key_of(parent: bytes, tokens: Sequence[int], extras: Extras = ()) -> bytes:
@@ -54,7 +54,7 @@ class Entry:
     page: int
     primed: bool
     extras: Extras = ()
-    """Counted from its first token."""
+    """Their positions count from the page's first token."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Match:
     length: int = 0
     pages: tuple[int, ...] = ()
     keys: tuple[bytes, ...] = ()
-    """Of the full pages among them."""
+    """The keys of the full pages among them."""
     checkpoint: bytes | None = None
     shared_len: int = 0
     """Tokens on full pages that are there, whether or not they can be used: where another sequence parted."""
@@ -95,10 +95,10 @@ class PrefixCache:
         self._entries: dict[bytes, Entry] = {}
         self._by_page: dict[int, Entry] = {}
         self._tails: dict[bytes, dict[bytes, Entry]] = {}
-        """By the key before them."""
+        """Tails, by the key of the page before them and by their own."""
 
     def __len__(self) -> int:
-        """Pages that are known."""
+        """How many pages are known."""
         return len(self._entries)
 
     def find(self, tokens: Sequence[int], primed: bool, extras: Extras = ()) -> Match:
@@ -159,12 +159,12 @@ class PrefixCache:
         return self.checkpoints.use(key)
 
     def forget(self, page: int) -> None:
-        """The page is its holder's alone from now on, or free."""
+        """Forgets a page, which is its holder's alone from now on, or free."""
         self._remove(self._by_page[page])
         self.pages.uncache(page)
 
     def clear(self) -> None:
-        """Forgets everything; rows keep what they hold."""
+        """Forgets all pages and checkpoints; rows keep what they hold."""
         for page in list(self._by_page):
             self.forget(page)
 
@@ -189,7 +189,7 @@ class PrefixCache:
         return end < num_tokens and entry.key in self.checkpoints if self.checkpointed else end <= num_tokens
 
     def _has_checkpoint(self, key: bytes, save: Callable[[], Checkpoint]) -> bool:
-        """Whether there is one now, if the model needs any."""
+        """Saves a checkpoint where the model needs one and there is none yet; gives whether there is one now."""
         return not self.checkpointed or key in self.checkpoints or self.checkpoints.put(key, save())
 
     def _hash_pages(self, row: Published, count: int) -> None:
@@ -208,7 +208,7 @@ class PrefixCache:
         return row.tokens[first:end], extras_on(row.extras, first, end)
 
     def _add(self, entry: Entry) -> None:
-        """Unless there is one that serves as well."""
+        """Makes a page known, unless one that serves as well is known already."""
         known = self._entries.get(entry.key)
         if known is not None and (known.primed or not entry.primed):
             self.pages.touch(known.page)
@@ -234,7 +234,7 @@ class PrefixCache:
         self._remove(self._by_page[page])
 
     def _lost(self, key: bytes) -> None:
-        """A tail is of no use without its checkpoint; a full page may still lead to a later one."""
+        """Forgets the tail whose checkpoint was evicted; a full page without one may still lead to a later one."""
         entry = self._entries.get(key)
         if entry is not None and len(entry.tokens) < self.page_size:
             self.forget(entry.page)

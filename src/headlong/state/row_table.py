@@ -11,24 +11,24 @@ from headlong.ops.upload import upload
 from headlong.state.state import RowState
 
 MOST_STOPS = 8
-"""Tokens that end a row, of which a device knows."""
+"""The most tokens ending a row that a device knows of."""
 
 
 class RowTable:
-    """Rows show what they hold before each step that reads it here."""
+    """One line for each slot. It is updated before each step that reads it."""
 
     def __init__(self, num_slots: int, most_pages: int, device: torch.device) -> None:
         places = num_slots + 1
         self.pages_SP = torch.zeros(places, most_pages, dtype=torch.int32, device=device)
-        """Past a row's own pages it is 0: what is padded may write there."""
+        """The pages of each row, in order. Past its own pages it is 0, where padding may write."""
         self.stops_SM = torch.full((places, MOST_STOPS), -1, dtype=torch.int32, device=device)
         self.place_S2 = torch.zeros(places, 2, dtype=torch.int32, device=device)
         """Where its next token goes, negative if it ended, and the drafts to replay; as the step before wrote it."""
         self._known: dict[int, tuple[RowState, int]] = {}
-        """By slot: who was seen there last, and with how many pages."""
+        """The row that was last seen in each slot, and how many pages it had."""
 
     def update(self, rows: Iterable[tuple[RowState, Collection[int]]]) -> None:
-        """Rows with the tokens that end them."""
+        """Uploads what is new of these rows, which come with the tokens that end them."""
         slots, places, pages = [], [], []
         for row, stops in rows:
             holder, count = self._known.get(row.slot, (None, 0))

@@ -1,4 +1,4 @@
-"""Everything a sequence leaves behind in the engine, and the one place where a step is settled.
+"""Everything a sequence leaves behind in the engine, and the one place where a step is committed.
 
 Owns pages, slots, the layers' tensors, the head's carry and each row's last token, and what is kept of rows for
 prompts that begin like them. `commit` keeps what the target accepted and forgets the rest, for every kind of state at
@@ -27,7 +27,7 @@ from headlong.types import Plan, Verdict
 
 @dataclass
 class RowState:
-    """One sequence's holdings. `length` tokens are settled; `num_replay` of them (the drafts accepted last)
+    """One sequence's holdings. `length` tokens are committed; `num_replay` of them (the drafts accepted last)
     are still to be replayed into the recurrent memories."""
 
     slot: int
@@ -44,7 +44,7 @@ class RowState:
     cuts: tuple[int, ...] = ()
     """Lengths at which a checkpoint is wanted, ascending."""
     keys: list[bytes] = field(default_factory=list)
-    """Of its full pages, as far as they were hashed."""
+    """The prefix cache's keys of its full pages, as far as they were hashed."""
     extras: Extras = ()
     """What its state depends on besides its tokens."""
     hidden_JD: Tensor | None = None
@@ -55,7 +55,7 @@ class RowState:
 
 
 class State:
-    """Layers are named as the model names them, the head's among them."""
+    """All state of one model's rows. Layers are named as the model names them, the head's among them."""
 
     def __init__(
         self,
@@ -75,12 +75,12 @@ class State:
         places, device = capacity.num_slots + 1, capacity.device
         carried = device if capacity.head is None else capacity.head.device
         self.carry_SD = torch.zeros(places, hidden_size, dtype=capacity.dtype, device=carried)
-        """The head's output for the last settled pair: where the next draft starts."""
+        """The head's output for the last committed pair: where the next draft starts."""
         self.last_token_S = torch.zeros(places, dtype=torch.long, device=device)
-        """Sampled, not yet fed to the model."""
+        """The token that each row sampled last and has not yet fed to the model."""
         bytes_per_pair = hidden_size * self.carry_SD.element_size()
         self.deferred_kv = DeferredKv(ROOM // bytes_per_pair if device.type == "cpu" else 0)
-        """What the head has yet to write on pages, whoever holds them."""
+        """What the head has yet to write on pages, whoever holds the pages."""
         self.caching = prefix is not None
         self.head = prefix is not None and prefix.head
         checkpointed = any(spec.needs_checkpoints for spec in specs.values())
@@ -100,9 +100,10 @@ class State:
         reuse: bool = True,
         extras: Extras = (),
     ) -> RowState | None:
-        """A slot for a row that has `tokens` to read, with pages for them and one more, and with as much of it settled
-        as is there already; or None, and no change, while slots or pages are short. `drafts`: whether it ever will;
-        `reuse`: whether it takes what is kept of others; `extras`: what its state depends on besides its tokens."""
+        """A slot for a row that has `tokens` to read, with pages for them and one more, and with as much of it
+        committed as is there already; or None, and no change, while slots or pages are short. `drafts`: whether it ever
+        will draft; `reuse`: whether it takes what is kept of others; `extras`: what its state depends on
+        besides its tokens."""
         if not self.slots.num_free:
             return None
         primed = drafts or not self.head
@@ -197,7 +198,7 @@ class State:
             self.last_token_S[slots] = tokens_L[last]
 
     def at_checkpoint(self, row_id: str) -> bool:
-        """Whether what a row has settled can be offered to others while it goes on."""
+        """Whether what a row has committed can be offered to others while it goes on."""
         length = self.rows[row_id].length
         aligned = length % self.page_size == 0 or not self.prefix.checkpointed
         return self.caching and aligned and length >= self.page_size
@@ -208,7 +209,7 @@ class State:
         self._offer(row, tokens[: row.length // self.page_size * self.page_size], tail=False)
 
     def release(self, row_id: str, tokens: tuple[int, ...] | None = None) -> None:
-        """Frees all that a row held. With its tokens, what it settled of them is kept for others."""
+        """Frees all that a row held. With its tokens, what it committed of them is kept for others."""
         row = self.rows[row_id]
         if tokens is not None:
             self._offer(row, tokens, tail=True)
@@ -228,7 +229,7 @@ class State:
             layer.check(Places(self.pages.size, self.slots.size))
         self.deferred_kv.check(self.page_size)
         for row_id, row in self.rows.items():
-            assert len(row.pages) >= self.pages_for(row.length), f"{row_id}: settled tokens without a page"
+            assert len(row.pages) >= self.pages_for(row.length), f"{row_id}: committed tokens without a page"
             assert len(set(row.pages)) == len(row.pages), f"{row_id}: a page twice"
             for page in row.pages[row.length // self.page_size :]:
                 assert self.pages.holders(page) == 1, f"{row_id}: others hold a page it writes to"
@@ -257,7 +258,7 @@ class State:
         return [*found, *fresh]
 
     def _fresh(self, count: int) -> list[int] | None:
-        """Pages for one holder alone, if there are as many."""
+        """Fresh pages with one holder each; None, and no change, if there are not that many."""
         pages = self.pages.take(count)
         if pages:
             self.deferred_kv.drop(pages)
@@ -290,7 +291,7 @@ class State:
         return tuple(sorted(cut for cut in wanted if cut - found.length >= self.page_size))
 
     def _offer(self, row: RowState, tokens: tuple[int, ...], *, tail: bool) -> None:
-        """Tokens may be fewer than are settled: a row may end inside the drafts that were accepted last. Those are in
+        """Tokens may be fewer than are committed: a row may end inside the drafts that were accepted last. Those are in
         no memory yet, so that leaving the last of them out is exact."""
         length = min(row.length, len(tokens))
         if not self.caching or not length:
