@@ -29,6 +29,9 @@ CASES = {
     "moe, one active": ("moe", {"num_experts": 5, "num_experts_per_tok": 1}),
     # The head's block is sparse whatever the target's layers are.
     "next": ("next", {"mlp_only_layers": [0, 1], "norm_topk_prob": False}),
+    "two layers": ("dense", {"head": 2}),
+    "three layers, moe": ("moe", {"head": 3}),
+    "three layers, llama": ("llama", {"head": 3}),
 }
 
 
@@ -39,10 +42,11 @@ def made(request, tmp_path_factory):
 
 
 def slow_drafts(made, tokens, hidden, depth):
-    """`tokens` y[1..p], `hidden` h[0..p-1]; the carry, and the head run again on its own token and output."""
+    """`tokens` y[1..p], `hidden` h[0..p-1]; the carry, and the head run again on its own token and output: all pairs
+    by the layer for that depth."""
     drafts, carry = [], None
-    for _ in range(depth):
-        out = made.pairs(tokens, hidden)[-1]
+    for number in range(depth):
+        out = made.pairs(tokens, hidden, number % len(made.head.layers))[-1]
         carry = out if carry is None else carry
         drafts.append(int(made.model.lm_head(out).argmax()))
         tokens, hidden = [*tokens, drafts[-1]], torch.cat([hidden, out[None]])

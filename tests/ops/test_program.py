@@ -56,9 +56,10 @@ def made(request, tmp_path_factory):
 def drivers(folder, dtype):
     """One that runs programs, and one that goes from layer to layer."""
     whole, apart = load(folder, dtype), load(folder, dtype)
-    for recorded in (whole.model.program, whole.head.forward_program, whole.head.remember_program):
+    (whole_head,), (apart_head,) = whole.head.layers, apart.head.layers
+    for recorded in (whole.model.program, whole_head.forward_program, whole_head.remember_program):
         assert recorded is not None
-    apart.model.program = apart.head.forward_program = apart.head.remember_program = None
+    apart.model.program = apart_head.forward_program = apart_head.remember_program = None
     found = Driver(whole), Driver(apart)
     for driver in found:
         poison(driver)
@@ -135,5 +136,5 @@ def test_models_with_experts_write_the_same_with_drafts(tmp_path, family):
 
 def test_the_reference_has_none(tmp_path):
     built = load(tiny.make(tmp_path, "dense").folder, "float64")
-    assert built.model.program is None and built.head.forward_program is None
+    assert built.model.program is None and not built.head.is_one_call
     assert built.head.remember_program is None

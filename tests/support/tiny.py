@@ -135,7 +135,7 @@ PLAIN_FAMILIES = [name for name, family in FAMILIES.items() if family.plain_arch
 class ReferenceHead(nn.Module):
     """The MTP head over a whole sequence of pairs, without a cache."""
 
-    def __init__(self, family: _Family, config: Any) -> None:
+    def __init__(self, family: _Family, config: Any, num_layers: int = 1) -> None:
         super().__init__()
         config = copy.deepcopy(config)
         config.layer_types = [FULL]
@@ -144,17 +144,17 @@ class ReferenceHead(nn.Module):
         self.pre_fc_norm_embedding = family.norm(size, eps=eps)
         self.pre_fc_norm_hidden = family.norm(size, eps=eps)
         self.fc = nn.Linear(2 * size, size, bias=False)
-        self.layers = nn.ModuleList([family.layer(config, 0)])
+        self.layers = nn.ModuleList([family.layer(config, 0) for _ in range(num_layers)])
         self.norm = family.norm(size, eps=eps)
 
-    def forward(self, embedding: Tensor, hidden: Tensor, rotary: nn.Module) -> Tensor:
-        """`embedding` and `hidden` are [pairs, hidden size]; pair i stands at position i."""
+    def forward(self, embedding: Tensor, hidden: Tensor, rotary: nn.Module, layer: int = 0) -> Tensor:
+        """`embedding` and `hidden` are [pairs, hidden size]; pair i stands at position i. All are read by one layer."""
         x = self.fc(torch.cat([self.pre_fc_norm_embedding(embedding), self.pre_fc_norm_hidden(hidden)], -1))
         count = len(x)
         past = torch.ones(count, count, dtype=torch.bool).tril()
         mask = torch.zeros(count, count, dtype=x.dtype).masked_fill(~past, -torch.inf)
         positions = torch.arange(count)[None]
-        x = self.layers[0](
+        x = self.layers[layer](
             x[None],
             position_embeddings=rotary(x[None], positions),
             attention_mask=mask[None, None],
@@ -188,10 +188,11 @@ class Tiny:
         return hidden, self.model.lm_head(hidden)
 
     @torch.no_grad()
-    def pairs(self, next_tokens: list[int], hidden: Tensor) -> Tensor:
-        """The head's output for the pairs (hidden[i], next_tokens[i])."""
+    def pairs(self, next_tokens: list[int], hidden: Tensor, layer: int = 0) -> Tensor:
+        """What a layer of the head says of the pairs (hidden[i], next_tokens[i])."""
         assert self.head is not None
-        return self.head(self.text.embed_tokens(torch.tensor(next_tokens)), hidden, self.text.rotary_emb)
+        embedding = self.text.embed_tokens(torch.tensor(next_tokens))
+        return self.head(embedding, hidden, self.text.rotary_emb, layer)
 
     def double(self) -> "Tiny":
         """The same in float64."""
@@ -204,7 +205,7 @@ def make(
     family: str = "dense",
     *,
     seed: int = 0,
-    head: bool = True,
+    head: bool | int = True,
     wrapped: bool = False,
     experts: str = "fused",
     rotary: float = 0.5,
@@ -213,8 +214,8 @@ def make(
     **sizes: Any,
 ) -> Tiny:
     """Builds a random model, writes it to `folder` and returns both. `wrapped` is the multimodal form;
-    `experts` is "fused" or "apart". `rope_factors` are stored as a tensor, and divide the frequencies of the
-    transformers model too."""
+    `experts` is "fused" or "apart", `head` how many layers it has. `rope_factors` are stored as a tensor,
+    and divide the frequencies of the transformers model too."""
     generator = torch.Generator().manual_seed(seed)
     kind = FAMILIES[family]
     fields = kind.sizes | sizes
@@ -234,7 +235,7 @@ def make(
     else:
         model = kind.model(config)
     text_config = config.text_config if wrapped else config
-    reference_head = ReferenceHead(kind, text_config) if head else None
+    reference_head = ReferenceHead(kind, text_config, int(head)) if head else None
     for module in (model, reference_head):
         if module is not None:
             randomise(module.eval(), generator)

@@ -151,6 +151,13 @@ class NameMap:
         """True if `name` is there, packed or not."""
         return name in self.sources or (isinstance(name, str) and bool(self.parts(name)))
 
+    @property
+    def head_layers(self) -> int:
+        """How many layers the MTP head has, by its tensors; 0 without a head."""
+        heads = [name for name in self.sources if name.startswith("mtp.")]
+        numbers = [int(match[1]) for name in heads if (match := _HEAD_LAYER.match(name)) is not None]
+        return max(numbers, default=0) + 1 if heads else 0
+
     def parts(self, name: str) -> dict[str, TensorInfo]:
         """The tensors that make up the matrix `name`, by the part that each is (`weight`, `scales`, …); empty where
         there are none."""

@@ -144,7 +144,7 @@ def _state_cost(blueprint: Blueprint, ops: Backend, context: int | None, batch: 
     max_drafts = 0
     if blueprint.head_refusal is None:
         max_drafts = blueprint.options.max_draft_tokens
-        specs |= blueprint.family.head(blueprint.config, Scope(expectations, dry, HEAD)).state_specs
+        specs |= blueprint.head(Scope(expectations, dry, HEAD)).state_specs
     layers = list(specs.values())
     return StateCost(
         dtype=str(ops.dtype).removeprefix("torch."),

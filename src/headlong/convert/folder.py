@@ -20,6 +20,7 @@ from headlong.config import EngineConfig
 from headlong.convert.to_gguf import Written
 from headlong.engine.build import Blueprint, survey
 from headlong.errors import CheckpointError
+from headlong.models import registry
 from headlong.progress import ProgressFn
 
 WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".onnx", ".msgpack", ".h5")
@@ -64,7 +65,7 @@ def with_head_layers(config: dict[str, Any], count: int) -> dict[str, Any]:
     """The config with the number of layers of the head changed."""
     changed = deepcopy(config)
     text = changed.get("text_config")
-    (text if isinstance(text, dict) else changed)["mtp_num_hidden_layers"] = count
+    (text if isinstance(text, dict) else changed)[registry.find(config).mtp.layers_field] = count
     return changed
 
 

@@ -98,7 +98,7 @@ def _config(checkpoint: Checkpoint, source: Source, dtype: str) -> dict[str, Any
     config = {key: value for key, value in described.items() if key != "linear_value_heads_tiled"}
     config["dtype"] = dtype
     if source.has_head:  # which may have lain beside a file that does not know of it
-        config |= {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False}
+        config |= {"mtp_num_hidden_layers": source.head_layers, "mtp_use_dedicated_embeddings": False}
     if ROPE_FACTORS in source.shapes:
         factors = source.vector(ROPE_FACTORS)
         scaling = llama3_parameters(factors, source.config.rope_theta, source.config.rotary_dim)

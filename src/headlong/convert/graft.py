@@ -39,6 +39,7 @@ from headlong.convert.strip import index, main_files, whole_name, write_folder, 
 from headlong.convert.to_gguf import Written, to_gguf
 from headlong.engine.build import Blueprint, survey
 from headlong.errors import CheckpointError, HeadError
+from headlong.models import registry
 from headlong.progress import ProgressFn, silent
 from headlong.quant.plain import PlainFormat
 
@@ -102,7 +103,9 @@ def _to_file(
         if model.is_gguf:
             bare = without_head(model)
             entries = [verbatim(info) for info in bare.tensors.values()] + gguf_head(whole, head_type)
-            write_gguf(partial, with_blocks(model.metadata, has_head=True), entries, progress)
+            write_gguf(
+                partial, with_blocks(model.metadata, registry.names_of(whole).head_layers), entries, progress
+            )
         else:
             notes = _convert(model, whole, partial, head_type, progress)
         return written(out, inspect_result(partial, head=True), notes)
@@ -143,7 +146,7 @@ def _write_safetensors_folder(
         listed = find_shards(out).weight_map or {}
         listed |= {entry.name: SIDECAR for entry in entries}
         write_json(out / INDEX, index(out, listed, Checkpoint.open(out).nbytes))
-    config, beside = with_head_layers(model.config, 1), dict(model.quant_config)
+    config, beside = with_head_layers(model.config, blueprint.names.head_layers), dict(model.quant_config)
     exclude(config, beside, _plain_head_modules(blueprint))
     write_json(out / CONFIG, config)
     if beside:

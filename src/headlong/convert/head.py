@@ -161,9 +161,8 @@ def _check_shapes(base: Checkpoint, head: Checkpoint) -> None:
     names = registry.names_of(joined(base, head))
     config = registry.config_of(base)
     family, needs = registry.find(config), Expectations(names)
-    family.head(
-        family.config(config), Scope(needs, choose_backend(torch.float32, torch.device("meta")), HEAD)
-    )
+    scope = Scope(needs, choose_backend(torch.float32, torch.device("meta")), HEAD)
+    family.head(family.config(config), scope, names.head_layers)
     for name, need in needs.expected.items():
         info = names.sources.get(name)
         if info is None or not info.is_float:

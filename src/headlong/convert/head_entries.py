@@ -103,24 +103,25 @@ def no_head_beside(spec: GgufSpec) -> str:
 def head_file_metadata(checkpoint: Checkpoint) -> dict[str, Any]:
     """The metadata of a GGUF file of the head alone: all but the tokenizer, which is the model's."""
     if not checkpoint.is_gguf:
-        return registry.gguf_metadata(checkpoint.config, head_layers=1) | {"general.type": "model"}
+        count = registry.names_of(checkpoint).head_layers
+        return registry.gguf_metadata(checkpoint.config, head_layers=count) | {"general.type": "model"}
     kept = {k: v for k, v in checkpoint.metadata.items() if not k.startswith("tokenizer.")}
-    return with_blocks(kept, has_head=True) | {
+    return with_blocks(kept, registry.names_of(checkpoint).head_layers) | {
         f"{checkpoint.gguf_arch}.vocab_size": registry.config_of(checkpoint)["vocab_size"]
     }
 
 
-def with_blocks(metadata: Mapping[str, Any], *, has_head: bool) -> dict[str, Any]:
-    """The metadata of the same model with a head's block or without."""
+def with_blocks(metadata: Mapping[str, Any], head_layers: int) -> dict[str, Any]:
+    """The metadata of the same model with so many blocks of a head, or none."""
     arch, layers = metadata["general.architecture"], num_main_layers(metadata)
     found = {key: value for key, value in metadata.items() if not key.startswith(_NOT_KEPT)}
-    found[f"{arch}.block_count"] = layers + int(has_head)
-    if has_head or f"{arch}.nextn_predict_layers" in found:
-        found[f"{arch}.nextn_predict_layers"] = int(has_head)
+    found[f"{arch}.block_count"] = layers + head_layers
+    if head_layers or f"{arch}.nextn_predict_layers" in found:
+        found[f"{arch}.nextn_predict_layers"] = head_layers
     for name in PER_BLOCK:
         values = found.get(key := f"{arch}.{name}")
         if isinstance(values, list) and len(values) >= layers:
-            found[key] = values[:layers] + [_of_head(name, values, layers)] * has_head
+            found[key] = values[:layers] + [_of_head(name, values, layers)] * head_layers
     return found
 
 

@@ -45,7 +45,7 @@ class Source:
             raise CheckpointError(
                 f"{checkpoint.folder}: the MTP head cannot be converted: {blueprint.head_refusal}"
             )
-        self.has_head = has_head
+        self.head_layers = blueprint.names.head_layers
         self.config = blueprint.config
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._experts: dict[str, Experts] = {}
@@ -55,6 +55,10 @@ class Source:
             else:
                 self.shapes[name] = need.shape
         self._loader = _loader(blueprint)
+
+    @property
+    def has_head(self) -> bool:
+        return self.head_layers > 0
 
     def _add_experts(self, prefix: str) -> None:
         moe = self.config.moe

@@ -110,6 +110,6 @@ def whole_name(file: Path) -> str:
 
 def write_file(checkpoint: Checkpoint, path: Path, progress: ProgressFn) -> None:
     """Writes a GGUF model as one file without its head."""
-    metadata = with_blocks(checkpoint.metadata, has_head=False)
+    metadata = with_blocks(checkpoint.metadata, 0)
     entries = [verbatim(info) for info in without_head(checkpoint).tensors.values()]
     write_gguf(path, metadata, entries, progress)

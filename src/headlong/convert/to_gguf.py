@@ -65,7 +65,7 @@ def to_gguf(
         )
     notes: list[str] = []
     entries = gguf_entries(source, spec, type, head_type or type)
-    metadata = _metadata(checkpoint, spec.arch, source.has_head, type, notes)
+    metadata = _metadata(checkpoint, spec.arch, source.head_layers, type, notes)
     if source.has_head and not spec.runs_head:
         notes.append(
             f"llama.cpp reads no MTP head beside a {spec.arch} and will refuse this file; Headlong reads it"
@@ -120,10 +120,10 @@ def storage_type(disk_name: str, shape: tuple[int, ...], wanted: str) -> str:
 
 
 def _metadata(
-    checkpoint: Checkpoint, arch: str, has_head: bool, type: str, notes: list[str]
+    checkpoint: Checkpoint, arch: str, head_layers: int, type: str, notes: list[str]
 ) -> dict[str, Any]:
     file_type = LlamaFileType.ALL_F32 if type == "f32" else LlamaFileType[f"MOSTLY_{type.upper()}"]
-    sizes = registry.gguf_metadata(checkpoint.config, head_layers=int(has_head))
+    sizes = registry.gguf_metadata(checkpoint.config, head_layers=head_layers)
     return {
         "general.architecture": arch,
         "general.type": "model",

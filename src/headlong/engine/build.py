@@ -27,6 +27,7 @@ from headlong.models.config import ModelConfig
 from headlong.models.decoder import DecoderModel
 from headlong.models.embeddings import Embeddings
 from headlong.models.family import Family
+from headlong.models.head_spec import MAX_LAYERS
 from headlong.models.mtp import MtpHead
 from headlong.ops.backend import Backend
 from headlong.ops.registry import choose_backend, default_dtype
@@ -70,6 +71,10 @@ class Blueprint:
         return any(
             not isinstance(f, PlainFormat) for name, f in self.formats.items() if not name.startswith(HEAD)
         )
+
+    def head(self, scope: Scope) -> MtpHead:
+        """The head, of the tensors in `scope`."""
+        return self.family.head(self.config, scope, self.names.head_layers)
 
     def stored_dtype(self, *, head: bool = False) -> torch.dtype | None:
         """The dtype most bytes of the target's plain matrices are in; None where all are packed."""
@@ -141,7 +146,7 @@ def survey(checkpoint: Checkpoint, options: EngineConfig | None = None) -> Bluep
     if refusal is None:
         source = Expectations(names)
         try:
-            family.head(config, Scope(source, dry.ops, HEAD))
+            family.head(config, Scope(source, dry.ops, HEAD), names.head_layers)
             verifier.verify(
                 source.expected,
                 what="MTP head",
@@ -175,9 +180,9 @@ def _absence(checkpoint: Checkpoint, names: NameMap, options: EngineConfig) -> s
         return _refuse(
             options, f"the checkpoint has no MTP head (no tensor named {HEAD}* in {checkpoint.folder.name})"
         )
-    if any(name.startswith(f"{HEAD}layers.1.") for name in heads):
+    if names.head_layers > MAX_LAYERS:
         return _refuse(
-            options, "the checkpoint's MTP head has several layers; only one-layer heads are supported"
+            options, f"the MTP head's tensors number {names.head_layers} layers, above {MAX_LAYERS}"
         )
     return None
 
@@ -244,7 +249,7 @@ def _build_head(
     if blueprint.head_refusal is not None:
         return None, blueprint.head_refusal
     try:
-        return blueprint.family.head(blueprint.config, Scope(loader, ops, HEAD)), None
+        return blueprint.head(Scope(loader, ops, HEAD)), None
     except CheckpointError as error:
         return None, _refuse(blueprint.options, f"{blueprint.checkpoint.folder}: {error}")
 

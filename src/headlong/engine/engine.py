@@ -100,7 +100,7 @@ class Engine:
         )
         self.faults = Faults(self.scheduler)
         self._check_every_step = config.check_every_step
-        whole = model.program is not None and (head is None or head.forward_program is not None)
+        whole = model.program is not None and (head is None or head.is_one_call)
         self._threads = threads_for_native if whole else nullcontext()
         """Where torch computes what is large, it needs its own."""
 

@@ -13,6 +13,7 @@ from headlong.layers.weights import Scope
 from headlong.models.config import ModelConfig
 from headlong.models.decoder import DecoderModel, LayerFactory
 from headlong.models.gguf import GgufSpec
+from headlong.models.head_spec import HeadSpec
 from headlong.models.mtp import MtpHead
 
 
@@ -26,11 +27,14 @@ class Family:
     """Makes the layer at a depth: the family's pattern of layers."""
     naming: Naming = field(default_factory=Naming)
     """What safetensors call its tensors."""
+    mtp: HeadSpec = field(default_factory=HeadSpec)
+    """What its MTP head is."""
     gguf: GgufSpec | None = None
     """What GGUF files call its tensors and sizes; None where there are no such files."""
 
     def model(self, config: ModelConfig, scope: Scope) -> DecoderModel:
         return DecoderModel(config, self.layer, scope)
 
-    def head(self, config: ModelConfig, scope: Scope) -> MtpHead:
-        return MtpHead(config, self.layer, scope)
+    def head(self, config: ModelConfig, scope: Scope, num_layers: int = 1) -> MtpHead:
+        """`scope` is that of the head's own tensors, of so many layers."""
+        return MtpHead(config, self.layer, scope, self.mtp, num_layers)

@@ -1,10 +1,18 @@
-"""The MTP head, one block of its target's family.
+"""The MTP head: one or more blocks of its target's family, each behind a join of two inputs.
 
-    x = fc([norm_e(E[t+1]), norm_h(h)])   embedding first; h is the target's hidden after its final norm
+    x = join(norm_e(E[t+1]), norm_h(h))   h is the target's hidden state, or what a pass of the head said
     out = norm(layer(x))                  what the next draft recycles in place of h
 
-Pair (h_i, t_{i+1}) stands at position i and predicts t_{i+2}. Embedding and lm_head are the target's and come
-in as arguments, so the head can be built, moved or left out on its own.
+Pair (h_i, t_{i+1}) stands at position i and predicts t_{i+2}. How the two are joined, and in which order, is data
+(`HeadSpec`). Embedding and lm_head are the target's and come in as arguments, so the head can be built, moved or left
+out on its own.
+
+**Several layers.** Draft d is layer d's, modulo their number, and each layer has keys and values of its own. All layers
+see the same pairs at the same positions: every pair leaves keys and values in each, and one layer says what comes next.
+So what is kept depends on the pairs alone, whichever layer read them, and rollback, preemption and the prefix cache
+treat any number of layers like one. A deeper layer's past is then not quite that of its training (DeepSeek-V3): there,
+layer k reads the output of layer k - 1 where here it reads the target's hidden state at the position of the same token,
+which that output foretells. Tokens cannot change by it, since the target decides; how many drafts stand may.
 """
 
 from collections.abc import Mapping
@@ -12,10 +20,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from headlong.errors import HeadError
 from headlong.layers.context import Context
 from headlong.layers.weights import Scope
 from headlong.models.config import ModelConfig
 from headlong.models.decoder import LayerFactory
+from headlong.models.head_spec import HeadSpec
 from headlong.ops import program
 from headlong.ops.linear.linear import Shard
 from headlong.ops.norm.normed import Normed, whole
@@ -23,38 +33,77 @@ from headlong.ops.program import FIRST, GIVEN, RESULT, STREAM, Instruction
 from headlong.state.layer_state import LayerState
 from headlong.state.specs import LayerSpec
 
+States = Mapping[str, LayerState]
 
-class MtpHead:
-    """One full-attention layer with keys and values of its own, used again for every further draft."""
 
-    def __init__(self, config: ModelConfig, layer: LayerFactory, scope: Scope) -> None:
-        """`scope` is that of the head's own tensors, `mtp.`"""
-        hidden, eps, centred = config.hidden_size, config.eps, config.centred_norms
-        self.embedding_norm = scope.norm("pre_fc_norm_embedding", hidden, eps, centred=centred, inside=True)
-        self.hidden_norm = scope.norm("pre_fc_norm_hidden", hidden, eps, centred=centred, inside=True)
-        self.fc = scope.linear("fc", hidden, 2 * hidden, shard=Shard.NONE)
-        self.layer = layer(config, None, scope("layers.0"))
-        self.norm = scope.norm("norm", hidden, eps, centred=centred)
-        self.forward_program = scope.ops.compile(
-            [*self._joining(), *self.layer.instructions(), program.Norm(self.norm, STREAM, RESULT)]
+class Join:
+    """Two inputs of the hidden size, each normed, to one."""
+
+    def __init__(self, config: ModelConfig, spec: HeadSpec, scope: Scope) -> None:
+        size, eps, centred = config.hidden_size, config.eps, config.centred_norms
+        self.spec = spec
+        self.embedding_norm = scope.norm("pre_fc_norm_embedding", size, eps, centred=centred, inside=True)
+        self.hidden_norm = scope.norm("pre_fc_norm_hidden", size, eps, centred=centred, inside=True)
+        if spec.join == "concat":
+            self.parts = [scope.linear("fc", size, 2 * size, shard=Shard.NONE)]
+        else:
+            names = ("fc_embedding", "fc_hidden")
+            self.parts = [scope.linear(name, size, size, shard=Shard.NONE) for name in names]
+
+    def __call__(self, embedding_ND: Tensor, hidden_ND: Tensor) -> Tensor:
+        pair = [self.embedding_norm(embedding_ND), self.hidden_norm(hidden_ND)]
+        if self.spec.join == "sum":
+            embedding_part, hidden_part = (
+                part(normed) for part, normed in zip(self.parts, pair, strict=True)
+            )
+            return (embedding_part + hidden_part).to(hidden_ND.dtype)
+        if self.spec.order == "hidden_first":
+            pair.reverse()
+        return self.parts[0](torch.cat(pair, dim=-1)).to(hidden_ND.dtype)
+
+    def instructions(self) -> list[Instruction]:
+        """From the embedding in the stream, and the hidden state that is given, into the stream."""
+        if self.spec.join == "sum":
+            embedding_part, hidden_part = self.parts
+            return [
+                program.Norm(self.embedding_norm, STREAM, FIRST),
+                program.Gemm(embedding_part, FIRST, STREAM),
+                program.Norm(self.hidden_norm, GIVEN, FIRST),
+                program.Gemm(hidden_part, FIRST, STREAM, add=True),
+            ]
+        (fc,) = self.parts
+        size, hidden_first = fc.out_features, self.spec.order == "hidden_first"
+        columns = (size, 0) if hidden_first else (0, size)
+        return [
+            program.Norm(self.embedding_norm, STREAM, FIRST, column=columns[0], stride=2 * size),
+            program.Norm(self.hidden_norm, GIVEN, FIRST, column=columns[1], stride=2 * size),
+            program.Gemm(fc, FIRST, STREAM),
+        ]
+
+
+class MtpLayer:
+    """One layer of a head: a join, a block with keys and values of its own, a norm."""
+
+    def __init__(
+        self, config: ModelConfig, layer: LayerFactory, join: Join, joined: Scope, scope: Scope
+    ) -> None:
+        """`joined` is where the norm lies, beside the join's tensors; `scope` is the block's."""
+        self.join = join
+        self.layer = layer(config, None, scope)
+        self.norm = joined.norm("norm", config.hidden_size, config.eps, centred=config.centred_norms)
+        joining, ops = join.instructions(), scope.ops
+        self.forward_program = ops.compile(
+            [*joining, *self.layer.instructions(), program.Norm(self.norm, STREAM, RESULT)]
         )
-        self.remember_program = scope.ops.compile([*self._joining(), *self.layer.remembering()])
+        self.remember_program = ops.compile([*joining, *self.layer.remembering()])
 
-    @property
-    def state_specs(self) -> dict[str, LayerSpec]:
-        return {self.layer.name: self.layer.state_spec}
-
-    def forward(
-        self, embedding_ND: Tensor, hidden_ND: Tensor, context: Context, states: Mapping[str, LayerState]
-    ) -> Tensor:
+    def forward(self, embedding_ND: Tensor, hidden_ND: Tensor, context: Context, states: States) -> Tensor:
         if self.forward_program is not None:
             return self.forward_program(embedding_ND, context.attention, context.angles, states, hidden_ND)
         x_ND, normed = self._joined(embedding_ND, hidden_ND)
         return whole(self.layer(x_ND, normed, context, states[self.layer.name], self.norm)[1])
 
-    def remember(
-        self, embedding_ND: Tensor, hidden_ND: Tensor, context: Context, states: Mapping[str, LayerState]
-    ) -> None:
+    def remember(self, embedding_ND: Tensor, hidden_ND: Tensor, context: Context, states: States) -> None:
         """Leaves the pairs' keys and values behind, all that later pairs see of them."""
         if self.remember_program is not None:
             self.remember_program(embedding_ND, context.attention, context.angles, states, hidden_ND)
@@ -63,16 +112,54 @@ class MtpHead:
         self.layer.remember(normed, context, states[self.layer.name])
 
     def _joined(self, embedding_ND: Tensor, hidden_ND: Tensor) -> tuple[Tensor, Normed]:
-        """What the layer is given, and what its first norm makes of that."""
-        pair = (self.embedding_norm(embedding_ND), self.hidden_norm(hidden_ND))
-        x_ND = self.fc(torch.cat(pair, dim=-1)).to(hidden_ND.dtype)
+        """What the block is given, and what its first norm makes of that."""
+        x_ND = self.join(embedding_ND, hidden_ND)
         return x_ND, self.layer.mixer_norm(x_ND)
 
-    def _joining(self) -> list[Instruction]:
-        """What the layer is given, into the stream, which holds the embedding; the hidden state is given."""
-        size = self.fc.out_features
-        return [
-            program.Norm(self.embedding_norm, STREAM, FIRST, column=0, stride=2 * size),
-            program.Norm(self.hidden_norm, GIVEN, FIRST, column=size, stride=2 * size),
-            program.Gemm(self.fc, FIRST, STREAM),
-        ]
+
+class MtpHead:
+    """The layers of a head, one after the other for further drafts."""
+
+    def __init__(
+        self, config: ModelConfig, layer: LayerFactory, scope: Scope, spec: HeadSpec, num_layers: int = 1
+    ) -> None:
+        """`scope` is that of the head's own tensors, `mtp.`"""
+        if spec.refusal is not None:
+            raise HeadError(f"the MTP head of {config.model_type} cannot be used: {spec.refusal}")
+        shared = None if spec.joins_in_layers else Join(config, spec, scope)
+        self.layers: list[MtpLayer] = []
+        for number in range(num_layers):
+            own = scope(f"layers.{number}")
+            if shared is None:
+                self.layers.append(MtpLayer(config, layer, Join(config, spec, own), own, own))
+            else:
+                self.layers.append(MtpLayer(config, layer, shared, scope, own))
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def is_one_call(self) -> bool:
+        """Whether a pass is one call of native code for each layer."""
+        return all(layer.forward_program is not None for layer in self.layers)
+
+    @property
+    def state_specs(self) -> dict[str, LayerSpec]:
+        return {own.layer.name: own.layer.state_spec for own in self.layers}
+
+    def forward(
+        self, embedding_ND: Tensor, hidden_ND: Tensor, context: Context, states: States, depth: int = 0
+    ) -> Tensor:
+        """What the layer for drafts at `depth` says of these pairs, which all layers remember."""
+        speaker = self.layers[depth % len(self.layers)]
+        for layer in self.layers:
+            if layer is not speaker:  # a program computes in the embedding's place
+                layer.remember(embedding_ND.clone(), hidden_ND, context, states)
+        return speaker.forward(embedding_ND, hidden_ND, context, states)
+
+    def remember(self, embedding_ND: Tensor, hidden_ND: Tensor, context: Context, states: States) -> None:
+        """Leaves the pairs' keys and values behind, all that later pairs see of them."""
+        for layer in self.layers[1:]:
+            layer.remember(embedding_ND.clone(), hidden_ND, context, states)
+        self.layers[0].remember(embedding_ND, hidden_ND, context, states)

@@ -74,7 +74,7 @@ class MtpProposer:
             at = slice(len(live)) if len(live) == live[-1] + 1 else torch.tensor(live, device=device)
             if depth:
                 context = passes.context(depth - 1, live, at)
-                hidden_LD, logits_LT = self._pass(tokens_DK[at, depth - 1], hidden_LD, context)
+                hidden_LD, logits_LT = self._pass(tokens_DK[at, depth - 1], hidden_LD, context, depth)
             else:
                 logits_LT = self.vocabulary.logits(hidden_LD)
             if plain:
@@ -96,14 +96,18 @@ class MtpProposer:
                 hidden_LD = hidden_LD[torch.tensor(places, dtype=torch.long, device=device)]
         return _spread(plan, numbers, tokens_DK, q_steps, going.counts) if any(going.counts) else None
 
-    def _pass(self, tokens_L: Tensor, hidden_LD: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """The head's output for a token of each row, and its logits."""
+    def _pass(
+        self, tokens_L: Tensor, hidden_LD: Tensor, context: Context, depth: int
+    ) -> tuple[Tensor, Tensor]:
+        """The head's output for a token of each row, at a depth of drafts, and its logits."""
+        depth %= self.head.num_layers
 
         def run(tokens_L: Tensor, hidden_LD: Tensor, context: Context) -> tuple[Tensor, ...]:
-            out_LD = self.head.forward(self.model.embed(tokens_L), hidden_LD, context, self.state.layers)
+            embedding_LD, layers = self.model.embed(tokens_L), self.state.layers
+            out_LD = self.head.forward(embedding_LD, hidden_LD, context, layers, depth)
             return out_LD, self.vocabulary.logits(out_LD)
 
-        out_LD, logits_LT = self._recorded("draft", run, tokens_L, hidden_LD, context)
+        out_LD, logits_LT = self._recorded(f"draft {depth}", run, tokens_L, hidden_LD, context)
         return out_LD, logits_LT
 
     def _read(self, next_N: Tensor, hidden_ND: Tensor, context: Context) -> Tensor:

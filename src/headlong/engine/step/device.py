@@ -178,7 +178,8 @@ class DeviceStep:
             bits_RB = None if place else first_RB
             if place:
                 embedding_RD = self.model.embed(drafts[-1])
-                hidden_RD = head.forward(embedding_RD, hidden_RD, ahead[place - 1], self.state.layers)
+                context, layers = ahead[place - 1], self.state.layers
+                hidden_RD = head.forward(embedding_RD, hidden_RD, context, layers, place)
             if asked.kind is None and not asked.changes and bits_RB is None:
                 drafts.append(vocabulary.argmax(hidden_RD))
                 continue

@@ -1,0 +1,55 @@
+"""What the MTP head of a family is, as data: its maths, its layers and what it shares with its target.
+
+All heads have in common: a layer is given the pair of a hidden state and the embedding of the token that comes after
+it, both normed, and what it says goes through a norm to an lm_head.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+MAX_LAYERS = 16
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """The defaults are the head of Qwen3.5. What is said here and cannot be computed yet, `refusal` names."""
+
+    tap: Literal["post_norm", "pre_norm", "streams"] = "post_norm"
+    """Which of the target's hidden states is read: after its final norm, before it, or all its residual streams."""
+    join: Literal["concat", "sum"] = "concat"
+    """The pair side by side through one matrix, or the sum of two, one for each of it."""
+    order: Literal["embedding_first", "hidden_first"] = "embedding_first"
+    """Which of the pair comes first where they stand side by side."""
+    recycle: Literal["post_norm", "pre_norm", "streams"] = "post_norm"
+    """What of a layer's output the next draft reads in place of a hidden state."""
+    chained: bool = True
+    """Whether a further draft reads the output of the layer before; else always the target's last hidden state."""
+    joins_in_layers: bool = False
+    """Whether each layer has norms and a join of its own; else they are there once, for all layers."""
+    kv: Literal["own", "target"] = "own"
+    """Whose keys and values the layers attend to."""
+    shares: tuple[str, ...] = ("embedding", "lm_head")
+    """What the head takes from its target instead of having its own."""
+    layers_field: str = "mtp_num_hidden_layers"
+    """Where config.json says how many layers the head has. It is only written: the tensors decide."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Why no such head can be computed here; None if it can."""
+        if self.tap != "post_norm":
+            return f"it reads the target's hidden states {_AT[self.tap]}, which is not supported"
+        if self.recycle != "post_norm" or not self.chained:
+            what = f"its output {_AT[self.recycle]}" if self.chained else "the target's hidden state"
+            return f"its further drafts read {what}, which is not supported"
+        if self.kv != "own":
+            return "it attends to the target's keys and values, which is not supported"
+        if missing := {"embedding", "lm_head"} - set(self.shares):
+            return f"it has {' and '.join(sorted(missing))} of its own, which is not supported"
+        return None
+
+
+_AT = {
+    "post_norm": "after the final norm",
+    "pre_norm": "before the final norm",
+    "streams": "in several residual streams",
+}
