@@ -56,7 +56,7 @@ def said(completions):
     "sizes",
     [
         {"cache_tokens": 2048},
-        {"cache_tokens": 160, "max_rows": 5},  # rows are put back, and begin on pages that others left
+        {"cache_tokens": 128, "max_rows": 6},  # rows are put back, and begin on pages that others left
         {"cache_tokens": 1024, "prefix_cache": False, "max_rows": 3, "chunk_tokens": 7},
     ],
     ids=["roomy", "cramped", "in pieces"],

@@ -137,4 +137,4 @@ def test_models_with_experts_write_the_same_with_drafts(tmp_path, family):
 def test_the_reference_has_none(tmp_path):
     built = load(tiny.make(tmp_path, "dense").folder, "float64")
     assert built.model.program is None and not built.head.is_one_call
-    assert built.head.remember_program is None
+    assert built.head.layers[0].remember_program is None
