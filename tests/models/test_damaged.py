@@ -390,7 +390,7 @@ HEADS: dict[str, Case] = {
     "half a second layer of a head": (
         "plain",
         extra("mtp.layers.1.norm.weight", torch.ones(64)),
-        r"missing tensors(?s:.*)mtp\.layers\.1\.",
+        r"11 missing(?s:.*)mtp\.layers\.1\.",
     ),
     "a sidecar of another size": (
         "sidecar",
