@@ -380,7 +380,7 @@ def test_plans_share_the_work_evenly(shape, bits):
     plan = gemm_config(*shape, bits=bits)
     columns = plan.block_k * triton_weight.codes_per_word(bits)
     assert all(size & (size - 1) == 0 for size in plan[:2]) and shape[1] % columns == 0
-    steps = -(-shape[0] // plan.block_outs) * (shape[1] // columns)
+    steps = -(-shape[0] // plan.block_n) * (shape[1] // columns)
     programs = -(-steps // plan.steps_per_split)
     wave = BYTE_NUM_SPLITS if bits == 8 else NUM_SPLITS
     assert NUM_SPLITS / 5 < programs <= wave
@@ -389,7 +389,7 @@ def test_plans_share_the_work_evenly(shape, bits):
 
 
 def test_plans_depend_on_the_shape_alone():
-    """And a weight of twice the outputs is cut into about the same number of shares."""
+    """And a weight of twice the outputs is cut into about the same number of splits."""
     sizes = [gemm_config(outs, 4096).steps_per_split for outs in (8192, 16384, 32768)]
     assert all(abs(second - 2 * first) <= 1 for first, second in pairwise(sizes))
 
