@@ -4,7 +4,7 @@ Shape letters: R rows, N tokens of all rows, L tokens whose logits are wanted, K
 P pages of the longest row. `p` is always the target's distribution, `q` the draft's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol
 
@@ -54,7 +54,11 @@ class Request:
     """(position, bytes), by position: what the sequence's state depends on from there on besides its tokens, such as an
     adapter or an image. Only sequences with equal extras share what is kept of a prefix."""
     constraint: Callable[[], Constraint] | None = field(default=None, compare=False, repr=False)
-    """Starts the output's constraint afresh, each time the row is admitted."""
+    """Starts the output's constraint afresh, each time the row is admitted. It stays in the process that made it."""
+
+    def __getstate__(self) -> Mapping[str, object]:
+        """What travels to another process: what the request asks for, without the functions that follow it here."""
+        return self.__dict__ | {"constraint": None}
 
 
 @dataclass(frozen=True)
@@ -95,13 +99,19 @@ class DraftStop(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """Who runs in this step. Rows are ordered by `num_certain`, longest first."""
+    """Who runs in this step. Rows are ordered by `num_certain`, longest first. A plan is a value: other processes that
+    hold parts of the same model can be sent it, and find it equal to the one that was made."""
 
     rows: tuple[RowPlan, ...]
     num_drafts: int
     """The deepest draft among the rows."""
-    gate: DraftStop | None = field(default=None, compare=False, repr=False)
-    """None where every row is to have all its drafts."""
+    draft_stop: DraftStop | None = field(default=None, compare=False, repr=False)
+    """Where it is asked whether a row goes on drafting; None where every row is to have all its drafts. It stays in the
+    process that made the plan: what it decided is the draft's own counts."""
+
+    def __getstate__(self) -> Mapping[str, object]:
+        """What travels to another process."""
+        return self.__dict__ | {"draft_stop": None}
 
     @property
     def num_tokens(self) -> int:
@@ -131,7 +141,7 @@ class Plan:
             replace(row, num_drafts=count, query_len=row.num_certain + count)
             for row, count in zip(self.rows, counts, strict=True)
         )
-        return Plan(rows, max(counts, default=0), self.gate)
+        return Plan(rows, max(counts, default=0), self.draft_stop)
 
 
 @dataclass(frozen=True)

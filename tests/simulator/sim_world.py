@@ -109,7 +109,7 @@ class RandomDepths:
     """Another depth for every row in every step, and drafts that end before it or are dropped again."""
 
     def __init__(self, seed: int) -> None:
-        self.gate = self
+        self.draft_stop = self
         self._rng = random.Random(seed)
         self._fixed: set[str] = set()
 

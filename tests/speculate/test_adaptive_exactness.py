@@ -21,7 +21,7 @@ class RandomDepths:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.gate = self
+        self.draft_stop = self
 
     def judge(self, row_ids: Sequence[str], confidences: Sequence[float]) -> tuple[list[bool], list[bool]]:
         assert len(row_ids) == len(confidences) and all(0.0 <= value <= 1.0 for value in confidences)

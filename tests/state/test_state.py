@@ -15,7 +15,7 @@ from headlong.state.paged_kv import PagedKvSpec
 from headlong.state.pages import Pool
 from headlong.state.specs import Capacity, LayerSpec
 from headlong.state.state import State
-from headlong.types import Plan, Request, RowPlan, Verdict
+from headlong.types import Plan, Request, RowPlan
 
 SPECS = {"layers.0": DeltaNetSpec(2, 3, 5, 16, 4), "layers.1": PagedKvSpec(2, 8)}
 
@@ -154,8 +154,7 @@ def test_commit_moves_lengths_replays_and_last_tokens():
         (row_plan(state, "a", 9, 0, samples=False), row_plan(state, "b", 3, 2), row_plan(state, "c", 4, 3)), 3
     )
     tokens = torch.tensor([10, 11, 12, 20, 21, 22, 23])
-    emitted = ((), (10,), (20, 21, 22))
-    state.commit(plan, Verdict(tokens, (0, 0, 2), emitted, ((), (), ()), ((), (), ())))
+    state.commit(plan, (0, 0, 2), tokens)
     found = {row: (held.length, held.num_replay) for row, held in state.rows.items()}
     assert found == {"a": (9, 0), "b": (1, 0), "c": (3, 2)}
     slots = [state.rows[row].slot for row in "abc"]
@@ -167,7 +166,7 @@ def test_commit_without_tokens_leaves_the_last_tokens_that_the_device_stored():
     state.admit("a"), state.admit("b")
     state.last_token_S.copy_(torch.arange(4))
     plan = Plan((row_plan(state, "a", 3, 2), row_plan(state, "b", 4, 3)), 3)
-    state.commit(plan, Verdict(None, (1, 0), ((5, 6), (7,)), ((), ()), ((), ())))
+    state.commit(plan, (1, 0))
     found = {row: (held.length, held.num_replay) for row, held in state.rows.items()}
     assert found == {"a": (2, 1), "b": (1, 0)}
     assert state.last_token_S.tolist() == [0, 1, 2, 3]

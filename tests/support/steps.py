@@ -99,7 +99,7 @@ class Driver:
         context = self.engine.runner.context(batch)
         hidden, logits = self.engine.runner.forward(batch, context)
         verdict = self._verdict(parts, plan)
-        self.state.commit(plan, verdict)
+        self.state.commit(plan, verdict.accepted, verdict.tokens_L)
         self.engine.proposer.observe(plan, batch, context, hidden, verdict)
         every = self.engine.model.logits(hidden)
         results, first, sampled = {}, 0, 0

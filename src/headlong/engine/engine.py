@@ -180,7 +180,7 @@ class Engine:
         context = self.runner.context(batch)
         hidden, logits = self.runner.forward(batch, context)
         verdict = verify(plan, draft, logits, self.sampler)
-        self.state.commit(plan, verdict, hidden)
+        self.state.commit(plan, verdict.accepted, verdict.tokens_L, hidden)
         verified = time.perf_counter()
         self.proposer.observe(plan, batch, context, hidden, verdict)
         draft_seconds = drafted - started + time.perf_counter() - verified

@@ -17,6 +17,7 @@ import torch
 from headlong.engine.row import FAULT, Row
 from headlong.engine.scheduler import Scheduler
 from headlong.params import SamplingParams
+from headlong.speculate.verdict import without
 from headlong.state.oom import is_oom
 from headlong.types import Plan, Request, RowOutput, StepOutput, Verdict
 
@@ -107,7 +108,7 @@ class Faults:
                 self._poisoned.add(row)
                 row.afresh = True  # others may offer what made it so again, before they are found out
                 scheduler.put_back(row)
-        plan, verdict = _without_poisoned(plan, verdict)
+        plan, verdict = without(plan, verdict, verdict.poisoned)
         self._all_poisoned = not any(row.samples for row in plan.rows)
         return plan, verdict
 
@@ -238,20 +239,6 @@ class Faults:
             )
         outputs.append(end)
         self._scheduler.discard(row)
-
-
-def _without_poisoned(plan: Plan, verdict: Verdict) -> tuple[Plan, Verdict]:
-    kept = [n for n in range(len(plan.rows)) if n not in verdict.poisoned]
-    firsts = plan.first_logits
-    logits = [i for n in kept for i in range(firsts[n], firsts[n] + plan.rows[n].num_logits)]
-    rows = tuple(plan.rows[n] for n in kept)
-    return Plan(rows, max((row.num_drafts for row in rows), default=0)), Verdict(
-        tokens_L=None if verdict.tokens_L is None else verdict.tokens_L[logits],
-        accepted=tuple(verdict.accepted[n] for n in kept),
-        tokens=tuple(verdict.tokens[n] for n in kept),
-        rejected=tuple(verdict.rejected[n] for n in kept),
-        logprobs=tuple(verdict.logprobs[n] for n in kept),
-    )
 
 
 def _told(error: Exception) -> str:

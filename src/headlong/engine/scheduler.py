@@ -94,7 +94,7 @@ class Scheduler:
             plans.append(row_plan)
             budget -= row_plan.query_len
         plans.sort(key=lambda p: -p.num_certain)
-        return Plan(tuple(plans), max((p.num_drafts for p in plans), default=0), self.depths.gate)
+        return Plan(tuple(plans), max((p.num_drafts for p in plans), default=0), self.depths.draft_stop)
 
     def plan_ahead(self, plan: Plan) -> Plan | None:
         """The step after this one, of rows that all decode, before anybody knows what it gives: starts are the furthest

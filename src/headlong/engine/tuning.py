@@ -22,7 +22,7 @@ SKIPPED = 2
 class _Meter:
     """Makes every row draft to one depth, and keeps the times."""
 
-    gate = None
+    draft_stop = None
 
     def __init__(self, depth: int) -> None:
         self.depth = depth

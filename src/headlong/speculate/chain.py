@@ -97,7 +97,7 @@ def _limited(plan: Plan, depths: Sequence[int]) -> Plan:
         row if row.num_drafts == depth else replace(row, num_drafts=depth, query_len=row.num_certain + depth)
         for row, depth in zip(plan.rows, depths, strict=True)
     )
-    return Plan(rows, max(depths, default=0), plan.gate)
+    return Plan(rows, max(depths, default=0), plan.draft_stop)
 
 
 def _counted(plan: Plan, draft: Draft | None) -> Draft | None:

@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 from headlong.speculate.acceptance import Acceptance
 from headlong.speculate.costs import Costs, bucket
-from headlong.speculate.gate import UtilityGate
+from headlong.speculate.draft_stop import UtilityStop
 from headlong.speculate.probing import Probing
 from headlong.speculate.profile import Profile
 from headlong.speculate.utility import GOING_ON, MARGIN, Candidate, Step, best
@@ -49,7 +49,7 @@ class Kind(NamedTuple):
 
 class Depths(Protocol):
     @property
-    def gate(self) -> DraftStop | None:
+    def draft_stop(self) -> DraftStop | None:
         """Asked while drafts are made whether they go on; None if the depths stand."""
         ...
 
@@ -70,7 +70,7 @@ class Depths(Protocol):
 class FixedDepths:
     """Every row drafts as many as it may."""
 
-    gate = None
+    draft_stop = None
 
     def choose(self, wishes: Mapping[str, Wish], num_prompt_tokens: int) -> Mapping[str, int]:  # noqa: ARG002
         return {row_id: wish.limit for row_id, wish in wishes.items()}
@@ -96,9 +96,9 @@ class AdaptiveDepths:
         self.costs = self._costs_of(self._kind)
         """Of steps like the one at hand."""
         self.acceptance = Acceptance(max_depth)
-        self._gate, self._gating = UtilityGate(self.acceptance, max_depth), False
+        self._stop, self._asked_to_stop = UtilityStop(self.acceptance, max_depth), False
         self._judged: set[str] = set()
-        """Rows whose last drafts the gate was asked about."""
+        """Rows whose last drafts the stop rule was asked about."""
         self._tours: dict[tuple[Kind, int], int] = {}
         """By what costs differ for, and row count: the steps taken to get to know it."""
         self._touring = False
@@ -118,8 +118,8 @@ class AdaptiveDepths:
         """The last one, for whom, and how often it may be used again."""
 
     @property
-    def gate(self) -> UtilityGate | None:
-        return self._gate if self._gating else None
+    def draft_stop(self) -> UtilityStop | None:
+        return self._stop if self._asked_to_stop else None
 
     def choose(self, wishes: Mapping[str, Wish], num_prompt_tokens: int) -> Mapping[str, int]:
         self._probing.begin()
@@ -131,10 +131,10 @@ class AdaptiveDepths:
         if (chosen := self._standing(wishes)) is not None:
             self._resting = resting + 1
             return dict(zip(wishes, chosen.depths, strict=True))
-        self._gating = (
+        self._asked_to_stop = (
             len(wishes) <= self._gated_rows and self.costs.verify.at(len(wishes), 0) >= WORTH_ASKING
         )
-        self._gate.open({}, len(wishes), 0.0, self.costs)
+        self._stop.open({}, len(wishes), 0.0, self.costs)
         if wishes.keys() != self._whose:
             self._keep(frozenset(wishes))
         self._choosing = any(wish.adaptive and wish.limit for wish in wishes.values())
@@ -162,7 +162,7 @@ class AdaptiveDepths:
         return dict(zip(wishes, chosen.depths, strict=True))
 
     def observe(self, plan: Plan, verdict: Verdict, times: StepTimes) -> None:
-        if not plan.num_drafts and not self._gate.made and not self._touring:
+        if not plan.num_drafts and not self._stop.made and not self._touring:
             if self._resting % RESTING == 0:
                 self._observe_plain(plan, times)
             return
@@ -182,7 +182,7 @@ class AdaptiveDepths:
         regular = not resumed and all(count == depth for count in passes.values())
         self.costs.observe(rows, drafts, len(passes), depth, times.verify, times.draft, regular=regular)
         if depth and not regular and not resumed:
-            self._gate.observe(self.costs.at_par(times.draft))
+            self._stop.observe(self.costs.at_par(times.draft))
         usual = self.costs.seconds(rows, drafts, len(passes), depth)
         late, plain = 0.0, self.costs.verify.at(rows, 0)
         if resumed:
@@ -209,7 +209,7 @@ class AdaptiveDepths:
         """A step without drafts teaches costs alone, and stands for the resting ones before it."""
         count = RESTING if self._resting else 1
         self.acceptance.tick(count)
-        self._gate.calibration.tick(count)
+        self._stop.calibration.tick(count)
         self._probing.surprised = False
         if any(row.known_tokens for row in plan.rows):
             self._paused = frozenset(row.request.id for row in plan.rows if not row.known_tokens)
@@ -222,19 +222,19 @@ class AdaptiveDepths:
 
     def _passes(self, row: RowPlan) -> int:
         """How deep the row drafted, with what was dropped."""
-        made = self._gate.made.get(row.request.id)
+        made = self._stop.made.get(row.request.id)
         return row.num_drafts if made is None else max(row.num_drafts, len(made.confidences))
 
     def _learn_acceptance(self, plan: Plan, verdict: Verdict) -> None:
         self.acceptance.tick()
-        self._gate.calibration.tick()
+        self._stop.calibration.tick()
         probed: dict[str, bool] = {}
         learned = False
         for row, accepted in zip(plan.rows, verdict.accepted, strict=True):
-            row_id, made, dropped = row.request.id, self._gate.made.get(row.request.id), None
+            row_id, made, dropped = row.request.id, self._stop.made.get(row.request.id), None
             if made is not None:
                 kept = min(made.num_kept, row.num_drafts)
-                self._gate.calibration.observe(row_id, made.confidences[:kept], accepted)
+                self._stop.calibration.observe(row_id, made.confidences[:kept], accepted)
                 dropped = made.dropped if row.num_drafts == kept else None
                 self._judged.add(row_id)
             elif row.num_drafts:
@@ -258,19 +258,19 @@ class AdaptiveDepths:
         self._probing.others_came()
         self._judged &= row_ids
         self.acceptance.keep(row_ids)
-        self._gate.calibration.keep(row_ids)
+        self._stop.calibration.keep(row_ids)
 
     def _loosened(self, wishes: Mapping[str, Wish], chosen: Step) -> tuple[int, ...]:
-        """The chosen depths, and some more for rows whose drafts the gate judges: it ends them where they look bad, and
-        where they look good they may go on."""
-        if not self._gating:
+        """The chosen depths, and some more for rows whose drafts the stop rule judges: it ends them where they look
+        bad, and where they look good they may go on."""
+        if not self._asked_to_stop:
             return chosen.depths
         limits, depths = {}, []
         for (row_id, wish), depth in zip(wishes.items(), chosen.depths, strict=True):
             if depth and wish.adaptive and row_id in self._judged:
                 depth = limits[row_id] = min(depth + MORE, wish.limit)
             depths.append(depth)
-        self._gate.open(limits, len(wishes), chosen.rate, self.costs)
+        self._stop.open(limits, len(wishes), chosen.rate, self.costs)
         return tuple(depths)
 
     def _candidates(self, wishes: Mapping[str, Wish]) -> list[Candidate]:
@@ -285,14 +285,14 @@ class AdaptiveDepths:
         if self._choice is None or not self._choosing:
             return None
         whose, chosen, left = self._choice
-        # Where nobody drafts it does not matter how much they may; where the gate is asked it must be opened.
+        # Where nobody drafts it does not matter how much they may; where the stop rule is asked it must be opened.
         drafting = any(chosen.depths)
-        same = whose == wishes and not self._gating if drafting else whose.keys() == wishes.keys()
+        same = whose == wishes and not self._asked_to_stop if drafting else whose.keys() == wishes.keys()
         if not left or not same or self._probing.is_due(chosen):
             return None
         self._choice = (whose, chosen, left - 1)
         self._probing.pass_over(chosen)
-        self._gate.made.clear()
+        self._stop.made.clear()
         return chosen
 
     def _best(self, wishes: Mapping[str, Wish]) -> Step:

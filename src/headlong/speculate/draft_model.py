@@ -16,8 +16,9 @@ from torch import Tensor
 from headlong.errors import ConfigError
 from headlong.layers.context import Context
 from headlong.models.decoder import DecoderModel
-from headlong.sampling.entries import Entries, Entry
 from headlong.sampling.sampler import Sampler
+from headlong.speculate.choosing import HostChoice
+from headlong.speculate.draft_loop import make_drafts, spread
 from headlong.speculate.history import Text, Texts
 from headlong.speculate.live_rows import LiveRows
 from headlong.state.pages import page_table
@@ -115,7 +116,7 @@ class DraftModelProposer:
         rows = tuple(self._fed.values())
         kept = tuple(min(accepted.get(row.request.id, 0), row.num_drafts) for row in rows)
         self._fed = {}
-        self.own.commit(Plan(rows, max(row.num_drafts for row in rows)), _verdict(kept))
+        self.own.commit(Plan(rows, max(row.num_drafts for row in rows)), kept)
 
     def _forget(self, row_ids: Sequence[str]) -> None:
         for row_id in row_ids:
@@ -167,36 +168,21 @@ class DraftModelProposer:
         known = [(row.request.id, self._read.pop(row.request.id)) for row in reading.rows]
         batch = self._runner.batch(reading, None)
         _, logits_DV = self._runner.forward(batch, self._runner.context(batch))
-        self.own.commit(reading, _verdict((0,) * len(reading.rows)))
+        self.own.commit(reading, (0,) * len(reading.rows))
         self._read.update(known)
         return logits_DV
 
     def _draft(self, plan: Plan, drafting: list[RowPlan], logits_DV: Tensor) -> Draft | None:
         """Goes on from the logits of each row's last token."""
-        device, going = logits_DV.device, LiveRows(plan, drafting)
-        tokens_DK = torch.zeros(
-            len(drafting), max(row.num_drafts for row in drafting), dtype=torch.long, device=device
-        )
-        q_DKV, place = None, 0
-        while going.live:
-            rows = [drafting[number] for number in going.live]
-            at = torch.tensor(going.live, device=device)
-            if place:
-                logits_DV = self._feed(rows, tokens_DK[at], place)
-            entries = [Entry(row.slot, row.start + 1 + place, place) for row in rows]
-            wanted = Entries(entries, self._sampler.table, tokens_DK[at])
-            tokens_L, q = self._sampler.propose(logits_DV, wanted)
-            tokens_DK[at, place] = tokens_L
-            if q is not None:
-                q_DKV = q.new_zeros(*tokens_DK.shape, q.shape[-1]) if q_DKV is None else q_DKV
-                q_DKV[at, place] = q
-            going.advance(logits_DV, tokens_L)
-            place += 1
-        return _spread(plan, drafting, tokens_DK, q_DKV, going.counts) if any(going.counts) else None
+        live, place = LiveRows(plan, drafting), {row.request.id: n for n, row in enumerate(plan.rows)}
+        passes = _Passes(self, drafting, logits_DV)
+        made = make_drafts(passes, HostChoice(self._sampler, drafting), live)
+        return spread(plan, [place[row.request.id] for row in drafting], made, live.counts)
 
-    def _feed(self, rows: list[RowPlan], tokens_DK: Tensor, count: int) -> Tensor:
-        """Logits after each row's first `count` drafts. Keys and values of the earlier ones are in place; into a
-        recurrent memory they go for good or not at all, so there all of them are fed again."""
+    def feed(self, rows: list[RowPlan], drafts: Sequence[Tensor]) -> Tensor:
+        """Logits after each row's drafts. Keys and values of the earlier ones are in place; into a recurrent memory
+        they go for good or not at all, so there all of them are fed again."""
+        count = len(drafts)
         fed = count if self._refeeds else 1
         own = []
         for row in rows:
@@ -205,11 +191,13 @@ class DraftModelProposer:
         starts = [row.start + count - fed for row in own]
         # A step has at least one certain token; this one is nobody's, in page 0 and slot 0.
         spare = 1 if self._refeeds else 0
-        device = tokens_DK.device
+        device = drafts[0].device
         positions = [0] * spare + [start + i for start in starts for i in range(fed)]
         last = torch.arange(len(own), device=device) * fed + fed - 1 + spare
         batch = Batch(
-            tokens_N=torch.cat((last.new_zeros(spare), tokens_DK[:, count - fed : count].flatten())),
+            tokens_N=torch.cat(
+                (last.new_zeros(spare), torch.stack(list(drafts[count - fed :]), dim=1).flatten())
+            ),
             next_tokens_N=last[:0],
             positions_N=torch.tensor(positions, device=device),
             pages_RP=page_table([[0]] * spare + [row.pages for row in own], device),
@@ -223,6 +211,20 @@ class DraftModelProposer:
             ),
         )
         return self._runner.forward(batch, self._runner.context(batch))[1]
+
+
+class _Passes:
+    """The draft model's passes: the one that read what was settled, then one more token of every row."""
+
+    def __init__(self, proposer: DraftModelProposer, rows: list[RowPlan], logits_DV: Tensor) -> None:
+        self._proposer, self._rows, self._logits_DV = proposer, rows, logits_DV
+
+    def first(self) -> Tensor:
+        return self._logits_DV
+
+    def after(self, drafts: Sequence[Tensor], live: list[int], stay: list[int] | None) -> Tensor:  # noqa: ARG002
+        """Logits."""
+        return self._proposer.feed([self._rows[number] for number in live], drafts)
 
 
 def _own_plan(
@@ -247,26 +249,3 @@ def _own_plan(
         num_generated=row.num_generated,
         known_tokens=known_tokens,
     )
-
-
-def _verdict(accepted: tuple[int, ...]) -> Verdict:
-    """What the drafter's own state is told: so many drafts of each row stay. It never reads a last token there."""
-    none = tuple(() for _ in accepted)
-    return Verdict(None, accepted, none, none, none)
-
-
-def _spread(
-    plan: Plan, drafting: list[RowPlan], tokens_DK: Tensor, q_DKV: Tensor | None, made: list[int]
-) -> Draft:
-    """From drafting rows, which have so many drafts each, to all rows of the plan."""
-    place = {row.request.id: n for n, row in enumerate(plan.rows)}
-    places, width = [place[row.request.id] for row in drafting], max(made)
-    at = torch.tensor(places, device=tokens_DK.device)
-    tokens_RK = tokens_DK.new_zeros(len(plan.rows), width)
-    tokens_RK[at] = tokens_DK[:, :width]
-    q_RKV = None
-    if q_DKV is not None:
-        q_RKV = q_DKV.new_zeros(len(plan.rows), width, q_DKV.shape[2])
-        q_RKV[at] = q_DKV[:, :width]
-    count = dict(zip(places, made, strict=True))
-    return Draft(tokens_RK, q_RKV, tuple(count.get(n, 0) for n in range(len(plan.rows))))

@@ -19,9 +19,10 @@ from headlong.models.mtp import MtpHead
 from headlong.ops.cuda_graphs import CudaGraphs
 from headlong.ops.rope.reference import angles
 from headlong.ops.upload import upload
-from headlong.sampling.entries import Entries, Entry
 from headlong.sampling.sampler import Sampler
+from headlong.speculate.choosing import HostChoice
 from headlong.speculate.deferred_pairs import DeferredPairs
+from headlong.speculate.draft_loop import make_drafts, spread
 from headlong.speculate.live_rows import LiveRows
 from headlong.speculate.priming import WHOLE, WHOLE_ON_GPU, PairReader, Pairs
 from headlong.speculate.vocabulary import DraftVocabulary
@@ -63,40 +64,11 @@ class MtpProposer:
         rows = [plan.rows[number] for number in numbers]
         self._resumed = {row.request.id for row in rows if self.waiting.holds(row.request.id)}
         self._resume(self._resumed)
-        device = self.state.carry_SD.device
-        hidden_LD = self.state.carry_SD[torch.tensor([row.slot for row in rows], device=device)]
-        tokens_DK = torch.zeros(len(rows), plan.num_drafts, dtype=torch.long, device=device)
-        q_steps: list[tuple[Tensor | slice, Tensor | None]] = []
-        passes, going = _Passes(self.model, self.state, rows), LiveRows(plan, rows)
-        plain = self.sampler.is_plain(row.slot for row in rows)
-        while going.live:
-            depth, live = len(q_steps), going.live
-            at = slice(len(live)) if len(live) == live[-1] + 1 else torch.tensor(live, device=device)
-            if depth:
-                context = passes.context(depth - 1, live, at)
-                hidden_LD, logits_LT = self._pass(tokens_DK[at, depth - 1], hidden_LD, context, depth)
-            else:
-                logits_LT = self.vocabulary.logits(hidden_LD)
-            if plain:
-                places_L, q = self.sampler.argmax(logits_LT), None
-                tokens_L = self.vocabulary.tokens(places_L)
-            else:
-                logits_LT = self.vocabulary.whole(logits_LT)
-                entries = [
-                    Entry(row.slot, row.start + 1 + depth, depth) for row in (rows[number] for number in live)
-                ]
-                tokens_L, q = self.sampler.propose(
-                    logits_LT, Entries(entries, self.sampler.table, tokens_DK[at])
-                )
-                places_L = tokens_L
-            tokens_DK[at, depth] = tokens_L
-            q_steps.append((at, q))
-            places = going.advance(logits_LT, places_L)
-            if len(places) < len(live):
-                hidden_LD = hidden_LD[torch.tensor(places, dtype=torch.long, device=device)]
-        return _spread(plan, numbers, tokens_DK, q_steps, going.counts) if any(going.counts) else None
+        live = LiveRows(plan, rows)
+        made = make_drafts(_Passes(self, rows), HostChoice(self.sampler, rows, self.vocabulary), live)
+        return spread(plan, numbers, made, live.counts)
 
-    def _pass(
+    def draft_pass(
         self, tokens_L: Tensor, hidden_LD: Tensor, context: Context, depth: int
     ) -> tuple[Tensor, Tensor]:
         """The head's output for a token of each row, at a depth of drafts, and its logits."""
@@ -263,53 +235,48 @@ class MtpProposer:
 
 
 class _Passes:
-    """The contexts of the head's passes: one token for each row that still drafts, a position further each time."""
+    """The head's passes: what it says of the carry, then one token for each row that still drafts, a position further
+    each time."""
 
-    def __init__(self, model: Embeddings, state: State, rows: list[RowPlan]) -> None:
-        self.ops = model.ops
-        self.page_size = state.page_size
-        self.starts = [row.start for row in rows]
+    def __init__(self, proposer: MtpProposer, rows: list[RowPlan]) -> None:
+        self._proposer = proposer
+        self._model, self._state = proposer.model, proposer.state
+        device = self._state.carry_SD.device
+        self._starts = [row.start for row in rows]
+        self._hidden_LD = self._state.carry_SD[torch.tensor([row.slot for row in rows], device=device)]
         deepest = max(row.num_drafts for row in rows)
         if deepest > 1:
-            device = state.carry_SD.device
-            self.pages_RP = page_table([row.pages for row in rows], device)
+            self._pages_RP = page_table([row.pages for row in rows], device)
             positions = (
-                torch.tensor([self.starts], device=device) + torch.arange(deepest - 1, device=device)[:, None]
+                torch.tensor([self._starts], device=device)
+                + torch.arange(deepest - 1, device=device)[:, None]
             )
-            last = max(self.starts) + deepest - 2
-            self.angles = angles(positions.flatten(), model.rotary, model.ops.activation_dtype, last)
+            last = max(self._starts) + deepest - 2
+            dtype = self._model.ops.activation_dtype
+            self._angles = angles(positions.flatten(), self._model.rotary, dtype, last)
 
-    def context(self, index: int, live: list[int], at: Tensor | slice) -> Context:
-        """Pass `index` (from 0) pairs draft `index` with the hidden state at position start + index, for the rows
-        `live`, which `at` picks from a tensor."""
-        first = index * len(self.starts)
-        rotation = self.angles.part(first, first + len(self.starts))
-        if len(live) < len(self.starts):
+    def first(self) -> Tensor:
+        return self._proposer.vocabulary.logits(self._hidden_LD)
+
+    def after(self, drafts: Sequence[Tensor], live: list[int], stay: list[int] | None) -> Tensor:
+        """Logits."""
+        if stay is not None:
+            self._hidden_LD = self._hidden_LD[torch.tensor(stay, device=self._hidden_LD.device)]
+        context = self._context(len(drafts) - 1, live)
+        self._hidden_LD, logits_LT = self._proposer.draft_pass(drafts[-1], self._hidden_LD, context, len(drafts))
+        return logits_LT
+
+    def _context(self, index: int, live: list[int]) -> Context:
+        """Pass `index` (from 0) pairs draft `index` with the hidden state at position start + index."""
+        first, count = index * len(self._starts), len(self._starts)
+        at = (
+            slice(len(live))
+            if len(live) == live[-1] + 1
+            else torch.tensor(live, device=self._pages_RP.device)
+        )
+        rotation = self._angles.part(first, first + count)
+        if len(live) < count:
             rotation = rotation.picked(at)
-        starts = Rows.of_tokens(tuple(self.starts[number] + index for number in live))
-        return Context(rotation, self.ops.prepare_attention(starts, self.pages_RP[at], self.page_size))
-
-
-def _spread(
-    plan: Plan,
-    numbers: list[int],
-    tokens_DK: Tensor,
-    q_steps: list[tuple[Tensor | slice, Tensor | None]],
-    made: list[int],
-) -> Draft:
-    """From drafting rows to all rows of the plan; `made` are the drafts each has."""
-    at = torch.tensor(numbers, device=tokens_DK.device)
-    counts = [0] * len(plan.rows)
-    for number, count in zip(numbers, made, strict=True):
-        counts[number] = count
-    width = max(counts)
-    tokens_RK = tokens_DK.new_zeros(len(plan.rows), width)
-    tokens_RK[at] = tokens_DK[:, :width]
-    first = next((q for _, q in q_steps if q is not None), None)
-    if first is None:
-        return Draft(tokens_RK, counts=tuple(counts))
-    q_RKV = first.new_zeros(len(plan.rows), width, first.shape[1])
-    for depth, (live, q) in enumerate(q_steps[:width]):
-        if q is not None:
-            q_RKV[at[live], depth] = q
-    return Draft(tokens_RK, q_RKV, tuple(counts))
+        starts = Rows.of_tokens(tuple(self._starts[number] + index for number in live))
+        ops, pages_LP = self._model.ops, self._pages_RP[at]
+        return Context(rotation, ops.prepare_attention(starts, pages_LP, self._state.page_size))

@@ -6,106 +6,73 @@
 """
 
 from collections.abc import Callable
-from itertools import islice
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from headlong.ops.step.reference import num_accepted
 from headlong.sampling import noise
 from headlong.sampling.entries import Entries, Entry
 from headlong.sampling.sampler import Sampler, needs_q
+from headlong.speculate.verdict import Found, build_verdict
 from headlong.types import Draft, Plan, RowPlan, Verdict
 
 Judge = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-class _Found(NamedTuple):
-    """The verdict while it is on the device."""
+class _Chosen(NamedTuple):
+    """What was decided while it is on the device."""
 
     tokens_L: Tensor
-    accepted_R: Tensor
     finite_L: Tensor
+    judged: dict[int, Tensor]
+    """How many drafts a judge accepted, of those rows that do not go by equality: a tensor [1] by row of the plan."""
 
 
 def verify(plan: Plan, draft: Draft | None, logits_LV: Tensor, sampler: Sampler) -> Verdict:
-    device = logits_LV.device
-    if not len(logits_LV):
-        nothing = torch.zeros(0, dtype=torch.long, device=device)
-        empty = tuple(() for _ in plan.rows)
-        return Verdict(nothing, (0,) * len(plan.rows), empty, empty, empty)
     firsts = plan.first_logits
+    if not len(logits_LV):
+        nothing = torch.zeros(0, dtype=torch.long, device=logits_LV.device)
+        return build_verdict(plan, Found([], [], [0] * len(plan.rows), []), firsts, nothing)
     if _is_plain(plan, sampler):
-        return _agree(plan, draft, logits_LV, sampler.argmax(logits_LV), firsts)
+        tokens_L = sampler.argmax(logits_LV)
+        chosen = _Chosen(tokens_L, are_numbers(logits_LV, tokens_L), {})
+        return build_verdict(plan, _read_back(plan, draft, chosen, firsts), firsts, tokens_L)
     entries = _entries(plan, draft, sampler)
     tokens_L = sampler.choose(logits_LV, entries)
-    accepted_R = _matches(plan, draft, tokens_L, torch.tensor(firsts, device=device))
-    found = _Found(tokens_L, accepted_R, are_numbers(logits_LV, tokens_L))
+    chosen = _Chosen(tokens_L, are_numbers(logits_LV, tokens_L), {})
     if draft is not None and draft.q_RKV is not None:
         for rule, judge in (("ratio", _judge_ratio), ("block", _judge_block)):
             rows = [n for n, row in enumerate(plan.rows) if row.num_drafts and _rule(row) == rule]
             if rows:
-                _decide(judge, rows, plan, draft, logits_LV, entries, sampler, firsts, found)
+                _decide(judge, rows, plan, draft, logits_LV, entries, sampler, firsts, chosen)
     logprobs = sampler.logprobs(logits_LV, tokens_L, entries)
-    drafts = [] if draft is None else [draft.tokens_RK.flatten()]
-    read_back = iter(torch.cat((*found, *drafts)).tolist())
-    flat = list(islice(read_back, len(tokens_L)))
-    accepted = list(islice(read_back, len(plan.rows)))
-    finite = list(islice(read_back, len(tokens_L)))
-    drafted = list(read_back)
-    spans = [
-        range(first, first + (count + 1 if row.samples else 0))
-        for first, count, row in zip(firsts, accepted, plan.rows, strict=True)
-    ]
-    poisoned = () if all(finite) else [n for n, span in enumerate(spans) if not all(finite[i] for i in span)]
-    return Verdict(
-        tokens_L=tokens_L,
-        accepted=tuple(accepted),
-        tokens=tuple(tuple(flat[i] for i in span) for span in spans),
-        rejected=tuple(
-            tuple(drafted[n * plan.num_drafts + count : n * plan.num_drafts + row.num_drafts])
-            for n, (count, row) in enumerate(zip(accepted, plan.rows, strict=True))
-        ),
-        logprobs=tuple(tuple(logprobs[i] for i in span if i in logprobs) for span in spans),
-        poisoned=tuple(poisoned),
-    )
+    return build_verdict(plan, _read_back(plan, draft, chosen, firsts), firsts, tokens_L, logprobs)
+
+
+def _read_back(plan: Plan, draft: Draft | None, chosen: _Chosen, firsts: list[int]) -> Found:
+    """Waits for the device, once. Drafts are compared here: they are few numbers, too few for a tensor each."""
+    parts = [chosen.tokens_L, chosen.finite_L, *chosen.judged.values()]
+    if draft is not None:
+        parts.append(draft.tokens_RK.flatten())
+    values, count = torch.cat(parts).tolist(), len(chosen.tokens_L)
+    tokens, finite = values[:count], values[count : 2 * count]
+    drafts = values[2 * count + len(chosen.judged) :]
+    width = len(drafts) // len(plan.rows)
+    accepted = []
+    for number, (row, first) in enumerate(zip(plan.rows, firsts, strict=True)):
+        own = drafts[number * width : number * width + row.num_drafts]
+        accepted.append(num_accepted(tokens[first : first + len(own)], own) if own else 0)
+    for number, count in zip(chosen.judged, values[2 * len(tokens) :], strict=False):
+        accepted[number] = count
+    return Found(tokens, finite, accepted, drafts)
 
 
 def _is_plain(plan: Plan, sampler: Sampler) -> bool:
     """Whether only the best tokens are asked for."""
     told = any(row.request.params.logprobs is not None for row in plan.rows)
     return not told and sampler.is_plain(row.slot for row in plan.rows)
-
-
-def _agree(
-    plan: Plan, draft: Draft | None, logits_LV: Tensor, tokens_L: Tensor, firsts: list[int]
-) -> Verdict:
-    """Greedy rows alone: a few comparisons, for which a tensor each would be too much."""
-    finite_L = are_numbers(logits_LV, tokens_L)
-    parts = (tokens_L, finite_L) if draft is None else (tokens_L, finite_L, draft.tokens_RK.flatten())
-    read_back, count = torch.cat(parts).tolist(), len(tokens_L)
-    tokens, finite, flat = read_back[:count], read_back[count : 2 * count], read_back[2 * count :]
-    width = 0 if draft is None else draft.tokens_RK.shape[1]
-    drafts = [flat[n * width : (n + 1) * width] for n in range(len(plan.rows))]
-    accepted, emitted, rejected = [], [], []
-    for row, first, drafted in zip(plan.rows, firsts, drafts, strict=True):
-        count = 0
-        while count < row.num_drafts and drafted[count] == tokens[first + count]:
-            count += 1
-        accepted.append(count)
-        emitted.append(tuple(tokens[first : first + count + 1]) if row.samples else ())
-        rejected.append(tuple(drafted[count : row.num_drafts]))
-    poisoned = []
-    if not all(finite):
-        poisoned = [n for n, first in enumerate(firsts) if not all(finite[first : first + len(emitted[n])])]
-    return Verdict(
-        tokens_L=tokens_L,
-        accepted=tuple(accepted),
-        tokens=tuple(emitted),
-        rejected=tuple(rejected),
-        logprobs=((),) * len(plan.rows),
-        poisoned=tuple(poisoned),
-    )
 
 
 def _entries(plan: Plan, draft: Draft | None, sampler: Sampler) -> Entries:
@@ -117,17 +84,6 @@ def are_numbers(logits_LV: Tensor, tokens_L: Tensor) -> Tensor:
     """1 where logits are numbers. NaN and +inf win every argmax, whatever the processing: the token that was chosen
     tells of its whole row, and no second pass over the vocabulary is needed."""
     return logits_LV.gather(1, tokens_L[:, None])[:, 0].isfinite().long()
-
-
-def _matches(plan: Plan, draft: Draft | None, tokens_L: Tensor, firsts_R: Tensor) -> Tensor:
-    """How many drafts of each row, from the first on, are the target's own tokens."""
-    if draft is None:
-        return torch.zeros_like(firsts_R)
-    depths_R = torch.tensor([row.num_drafts for row in plan.rows], device=tokens_L.device)
-    place_K = torch.arange(plan.num_drafts, device=tokens_L.device)
-    at_RK = (firsts_R[:, None] + place_K).clamp(max=len(tokens_L) - 1)
-    agrees = (tokens_L[at_RK] == draft.tokens_RK) & (place_K < depths_R[:, None])
-    return agrees.long().cumprod(1).sum(1)
 
 
 def _rule(row: RowPlan) -> str:
@@ -143,9 +99,10 @@ def _decide(
     entries: Entries,
     sampler: Sampler,
     firsts: list[int],
-    found: _Found,
+    chosen: _Chosen,
 ) -> None:
-    """Replaces the verdict on these M rows by a judge's, in place. Shallow rows are padded to the deepest."""
+    """Replaces what was chosen for these M rows by what a judge says of them, in place. Shallow rows are padded to the
+    deepest."""
     assert draft.q_RKV is not None
     device = logits_LV.device
     at_M = torch.tensor(rows, device=device)
@@ -162,11 +119,11 @@ def _decide(
     units_MK = sampler.uniform(entries, index_MJ[:, :-1].flatten(), noise.ACCEPT).view(real_MK.shape)
     drafts_MK = draft.tokens_RK[at_M]
     count_M, rest_MV = judge(p_MJV, q_MJV, drafts_MK, units_MK, depth_M)
-    found.tokens_L[index_MJ[:, :-1][real_MK]] = drafts_MK[real_MK]
+    chosen.tokens_L[index_MJ[:, :-1][real_MK]] = drafts_MK[real_MK]
     last_M = first_M + count_M
-    found.tokens_L[last_M] = sampler.draw(rest_MV.log(), entries, last_M, noise.RESIDUAL)
-    found.finite_L[last_M] *= rest_MV.sum(1).isfinite().long()  # q, too, may be no numbers
-    found.accepted_R[at_M] = count_M
+    chosen.tokens_L[last_M] = sampler.draw(rest_MV.log(), entries, last_M, noise.RESIDUAL)
+    chosen.finite_L[last_M] *= rest_MV.sum(1).isfinite().long()  # q, too, may be no numbers
+    chosen.judged.update(zip(rows, count_M.split(1), strict=True))
 
 
 def _judge_ratio(p: Tensor, q: Tensor, drafts: Tensor, units: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:

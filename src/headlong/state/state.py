@@ -22,7 +22,7 @@ from headlong.state.oom import refusing_oom_on
 from headlong.state.pages import Pages, Pool
 from headlong.state.prefix import Extras, Match, PrefixCache, Published
 from headlong.state.specs import CHECKPOINTS_PER_SLOT, Capacity, LayerSpec, PrefixCapacity, bytes_per_slot
-from headlong.types import Plan, Verdict
+from headlong.types import Plan
 
 
 @dataclass
@@ -166,14 +166,21 @@ class State:
         wanted = self.caching and self.prefix.checkpointed
         return boundary if wanted and end < total and boundary > row.length else end
 
-    def commit(self, plan: Plan, verdict: Verdict, hidden_ND: Tensor | None = None) -> None:
-        """Ends a step: every row keeps its certain tokens and its accepted drafts, and nothing else.
+    def commit(
+        self,
+        plan: Plan,
+        accepted: Sequence[int],
+        tokens_L: Tensor | None = None,
+        hidden_ND: Tensor | None = None,
+    ) -> None:
+        """Ends a step: every row keeps its certain tokens and its `accepted` drafts, and nothing else.
 
-        `hidden_ND` are the target's hidden states of the plan's tokens, where the prefix cache or the head will want
-        them. A verdict without `tokens_L` comes from a step that stored each row's last token on the device itself."""
-        self._move_lengths(plan, verdict.accepted, hidden_ND)
-        if verdict.tokens_L is not None:
-            self._store_last_tokens(plan, verdict.accepted, verdict.tokens_L)
+        `tokens_L` are a verdict's; without them each row's last token is where it belongs already, since the step
+        stored it on the device itself, or nobody will ask for it. `hidden_ND` are the target's hidden states of the
+        plan's tokens, where the prefix cache or the head will want them."""
+        self._move_lengths(plan, accepted, hidden_ND)
+        if tokens_L is not None:
+            self._store_last_tokens(plan, accepted, tokens_L)
 
     def _move_lengths(self, plan: Plan, accepted: Sequence[int], hidden_ND: Tensor | None) -> None:
         flat = 0

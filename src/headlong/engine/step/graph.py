@@ -202,7 +202,7 @@ class WholeStep:
                 n * each + j for n, row in zip(numbers, plan.rows, strict=True) for j in range(row.query_len)
             ]
             hidden_ND = hidden_ND[torch.tensor(own, device=self._device)]
-        self.state.commit(plan, verdict, hidden_ND)
+        self.state.commit(plan, verdict.accepted, hidden_ND=hidden_ND)
         if self.drafter is not None and not launch.reads and hidden_ND is not None:
             self.drafter.put_off(plan, hidden_ND, verdict)
 

@@ -32,7 +32,7 @@ class Made:
         return len(self.confidences) - (self.dropped is not None)
 
 
-class UtilityGate:
+class UtilityStop:
     """Judges by what a second could give in this step; where nobody may stop it only remembers."""
 
     def __init__(self, acceptance: Acceptance, max_depth: int) -> None:

@@ -43,12 +43,12 @@ def fixed_speed(machine: Machine, rows: int, chances: Sequence[float], depth: in
 def drafted(depths: AdaptiveDepths, wanted: dict[str, int], said: dict[str, list[float]]) -> dict[str, int]:
     """As a drafter does it: one pass after the other, asking after each who goes on."""
     counts, live = dict.fromkeys(wanted, 0), [row for row in wanted if wanted[row]]
-    if depths.gate is None:
+    if depths.draft_stop is None:
         return dict(wanted)
     for place in range(MAX_DEPTH):
         if not live:
             break
-        kept, going = depths.gate.judge(live, [said[row][place] for row in live])
+        kept, going = depths.draft_stop.judge(live, [said[row][place] for row in live])
         for row, stays in zip(live, kept, strict=True):
             counts[row] += stays
         assert all(stays or not goes for stays, goes in zip(kept, going, strict=True))
@@ -74,7 +74,7 @@ def speed(machine: Machine, rows: int, chances: Sequence[float], says, seed: int
         plan = Plan(
             tuple(plan_row(request, counts[row]) for row, request in requests.items()), max(counts.values())
         )
-        made = {} if depths.gate is None else depths.gate.made
+        made = {} if depths.draft_stop is None else depths.draft_stop.made
         passes = [max(counts[row], len(made[row].confidences) if row in made else 0) for row in requests]
         passes = [count for count in passes if count]
         times = machine.times(rows, sum(counts.values()), len(passes), max(passes, default=0))
@@ -150,7 +150,7 @@ def test_a_drafter_that_says_no_number_harms_nobody():
 
 
 class Script:
-    """A gate that says what it is told to."""
+    """A stop rule that says what it is told to."""
 
     def __init__(self, *answers: tuple[list[bool], list[bool]]) -> None:
         self.answers = list(answers)
@@ -162,7 +162,7 @@ class Script:
         return self.answers.pop(0)
 
 
-def test_going_counts_what_is_kept():
+def test_live_rows_count_what_is_kept():
     request = lambda row, free: Request(row, (1,), SamplingParams(), 0, draft_tokens=8, adaptive=free)  # noqa: E731
     rows = [
         plan_row(request("a", True), 3),
@@ -170,12 +170,12 @@ def test_going_counts_what_is_kept():
         plan_row(request("c", True), 3),
     ]
     yes, no = True, False
-    gate = Script(([yes, yes, no], [yes, yes, no]), ([yes, yes], [yes, yes]), ([no], [no]))
-    going = LiveRows(Plan(tuple(rows), 3, gate), rows)
+    stop = Script(([yes, yes, no], [yes, yes, no]), ([yes, yes], [yes, yes]), ([no], [no]))
+    going = LiveRows(Plan(tuple(rows), 3, stop), rows)
     logits, tokens = torch.zeros(3, 5), torch.tensor([1, 2, 3])
     assert going.advance(logits, tokens) == [0, 1] and going.live == [0, 1]
     assert going.advance(logits[:2], tokens[:2]) == [0] and going.live == [0]
     assert going.advance(logits[:1], tokens[:1]) == [] and going.counts == [2, 2, 0]
-    assert gate.asked == [["a", "b", "c"], ["a", "b"], ["a"]]
-    alone = LiveRows(Plan((rows[1],), 2, gate), [rows[1]])
-    assert [alone.advance(logits[:1], tokens[:1]) for _ in range(2)] == [[0], []] and alone.counts == [2]
+    assert stop.asked == [["a", "b", "c"], ["a", "b"], ["a"]]
+    alone = LiveRows(Plan((rows[1],), 2, stop), [rows[1]])
+    assert [alone.advance(logits[:1], tokens[:1]) for _ in range(2)] == [None, []] and alone.counts == [2]
