@@ -34,6 +34,7 @@ from forced_step import ForcedStep
 from halved import HELD, Halved
 from headlong import LLM, SamplingParams
 from headlong.config import EngineConfig
+from headlong.engine.assemble import assemble
 from headlong.engine.engine import Engine
 from headlong.state.delta_net import DeltaNetState
 from headlong.state.state import RowState
@@ -150,7 +151,7 @@ class Bench:
             draft_vocab=args.draft_vocab,
             max_draft_tokens=max(DEPTHS),
         )
-        self.engine = Engine(args.built, config)
+        self.engine = assemble(args.built, config)
         self.vocab = args.built.model.config.vocab_size
         if context > READ_WHOLE:
             self._take_as_read(context - READ_AT_LEAST)
@@ -261,7 +262,8 @@ class Bench:
 
     def throughput(self, depth: int, rate: float, steps: int = 40) -> float:
         """Tokens a second where drafts are taken as accepted with this chance each, through the engine's own commit."""
-        honest, self.engine.whole = self.engine.whole, ForcedStep(self.engine, rate)
+        steppers = self.engine.steppers
+        honest, steppers.graph = steppers.graph, ForcedStep(self.engine, rate)
         self.fill(depth)
         for _ in range(5):
             self.engine.step()
@@ -271,7 +273,7 @@ class Bench:
             tokens += sum(len(row.token_ids) for row in self.engine.step().rows)
         seconds = time.perf_counter() - started
         self.clear()
-        self.engine.whole = honest
+        steppers.graph = honest
         return tokens / seconds
 
 

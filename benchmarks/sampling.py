@@ -3,7 +3,7 @@
     python benchmarks/sampling.py [--vocab 8192,248320] [--tokens 1,4] [--device cpu] [--repeats 30]
 
 Logits are random, and a few dozen tokens stand out as they do in text. Medians in milliseconds: on a CPU of
-`Sampler.choose`, which decides all tokens of a step at once; on a GPU of `Sampler.choose_alike` in a recorded graph, as
+`Sampler.choose`, which decides all tokens of a step at once; on a GPU of `Sampler.choose_even` in a recorded graph, as
 a step has it, by the device's clock, and beside it the same by torch's operations, where these can be recorded. Ends in
 one JSON line.
 """
@@ -68,7 +68,7 @@ def recorded_milliseconds(sampler: Sampler, logits_LV: torch.Tensor, repeats: in
     positions_L = torch.arange(len(logits_LV), device=device)
     drafts_RK = positions_L[None, 1:].contiguous()
     sampler.table.tally.update([1])
-    choose = lambda: sampler.choose_alike(logits_LV, slots_R, positions_L, drafts_RK, asked)  # noqa: E731
+    choose = lambda: sampler.choose_even(logits_LV, slots_R, positions_L, drafts_RK, asked)  # noqa: E731
     choose()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

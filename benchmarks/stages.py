@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from headlong.engine import engine as engine_module
 from headlong.engine.engine import Engine
+from headlong.engine.step import host
 from timeline import STAGE, STEP, Timeline
 
 
@@ -23,7 +23,7 @@ def stages_of(engine: Engine) -> tuple[tuple[Any, str], ...]:
         (engine.runner, "batch"),
         (engine.runner, "context"),
         (engine.runner, "forward"),
-        (engine_module, "verify"),
+        (host, "verify"),
         (engine.state, "commit"),
         (engine.proposer, "observe"),
         (engine.scheduler, "finish"),

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-import headlong.engine.engine as engine_module
 from headlong import LLM, Completion, HeadlongError, SamplingParams
 from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.checkpoint.source import EMBEDDED
 from headlong.convert.quantize import quantize
+from headlong.engine.step import host
 from headlong.params import Grammar
 from headlong.progress import silent
 from headlong.speculate.depth import AdaptiveDepths, Wish
@@ -70,13 +70,13 @@ class Seen:
 
     def __init__(self, monkeypatch, llm: LLM) -> None:
         self.steps: list[tuple[Plan, Verdict]] = []
-        verify = engine_module.verify
+        verify = host.verify
 
         def spy(plan, *rest):
             self.steps.append((plan, verify(plan, *rest)))
             return self.steps[-1][1]
 
-        monkeypatch.setattr(engine_module, "verify", spy)
+        monkeypatch.setattr(host, "verify", spy)
         llm.engine.state.drop_cache()
 
 

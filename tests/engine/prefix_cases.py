@@ -7,6 +7,7 @@ from engine_cases import Trace, drive
 
 from headlong import SamplingParams
 from headlong.config import EngineConfig
+from headlong.engine.assemble import assemble
 from headlong.engine.build import Built
 from headlong.engine.engine import Engine
 from headlong.types import Request
@@ -30,7 +31,7 @@ class Served:
     @classmethod
     def of(cls, built: Built, **options) -> "Served":
         """Small pages, a few rows."""
-        served = cls(Engine(built, EngineConfig(**({"page_size": 16, "max_rows": 4} | options))))
+        served = cls(assemble(built, EngineConfig(**({"page_size": 16, "max_rows": 4} | options))))
         state = served.engine.state
         admit = state.admit
 

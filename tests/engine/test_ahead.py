@@ -13,7 +13,7 @@ from headlong import SamplingParams
 from headlong.config import EngineConfig
 from headlong.engine.engine import Engine
 from headlong.engine.service import Service
-from headlong.engine.step.graph import WholeStep
+from headlong.engine.step.device_stepper import DeviceStepper
 from headlong.state.row_table import MOST_STOPS
 from headlong.types import Request
 from support import tiny
@@ -62,14 +62,14 @@ def run(engine: Engine) -> dict[str, list[int]]:
 def check(engine: Engine) -> None:
     """A step ahead reckons with what the one before it may give, and with no more."""
     engine.check_integrity()
-    if engine._ahead is not None:
-        for row, held in zip(engine._ahead.plan.rows, engine._ahead.held, strict=True):
+    if engine.ahead.launch is not None:
+        for row, held in zip(engine.ahead.launch.plan.rows, engine.ahead.launch.held, strict=True):
             assert not held.ahead or row.start - held.length <= engine.max_drafts
 
 
 def step_until_ahead(engine: Engine) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
-    while engine._ahead is None:
+    while engine.ahead.launch is None:
         for row in engine.step().rows:
             found.setdefault(row.request.id, []).extend(row.token_ids)
     return found
@@ -94,7 +94,7 @@ def told(folder, **changes) -> dict[str, list[int]]:
     """By the same kernels, without drafts, by parts, one row after the other."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEADLONG_TRITON", "interpret")
-        patch.setattr(WholeStep, "takes", lambda _self, _plan: False)
+        patch.setattr(DeviceStepper, "takes", lambda _self, _plan: False)
         engine = load(folder).engine
         found = {}
         for name, prompt in PROMPTS.items():
@@ -105,16 +105,10 @@ def told(folder, **changes) -> dict[str, list[int]]:
 
 def the_truth_as_drafts(engine: Engine, truth: dict[str, list[int]], monkeypatch) -> None:
     """Every draft is what the target will say."""
-    whole = engine.whole
-    assert whole is not None
-    begin, rows = whole.device_step.begin, {}
+    assert engine.steppers.graph is not None
 
-    def begin_noting_rows(layout, *rest):
-        rows["layout"] = layout
-        return begin(layout, *rest)
-
-    def drafts(slots_R, *_):
-        layout = rows["layout"]
+    def drafts(plan, slots_R, _ahead):
+        layout = plan.layout
         drafts_RK = torch.zeros(len(slots_R), layout.num_drafts, dtype=torch.long)
         held = {own.slot: row_id for row_id, own in engine.state.rows.items()}
         for line, slot in enumerate(slots_R.tolist()):
@@ -125,8 +119,7 @@ def the_truth_as_drafts(engine: Engine, truth: dict[str, list[int]], monkeypatch
                 drafts_RK[line, : len(tokens)] = torch.tensor(tokens)
         return drafts_RK
 
-    monkeypatch.setattr(whole.device_step, "begin", begin_noting_rows)
-    monkeypatch.setattr(whole.device_step, "_draft", drafts)
+    monkeypatch.setattr(engine.steppers.graph.stages, "_drafts", drafts)
 
 
 def test_a_row_that_stops_while_the_next_step_is_under_way_is_kept_as_it_was(folder, truth, monkeypatch):
@@ -144,7 +137,7 @@ def test_a_row_that_stops_while_the_next_step_is_under_way_is_kept_as_it_was(fol
         for row in engine.step().rows:
             found.setdefault(row.request.id, []).extend(row.token_ids)
             if row.finish_reason == "stop":
-                was_ahead.append(engine._ahead is not None)
+                was_ahead.append(engine.ahead.launch is not None)
                 assert row.num_accepted >= len(row.token_ids), "it was to stop inside its drafts"
         check(engine)
     assert was_ahead == [True] and not engine.faults.count
@@ -174,7 +167,7 @@ def test_rows_come_and_leave_while_a_step_is_under_way(folder, truth):
     assert held.ahead
     engine.cancel("b")
     engine.check_integrity()
-    assert engine._ahead is None and engine.scheduler.find("b") is None and not held.ahead
+    assert engine.ahead.launch is None and engine.scheduler.find("b") is None and not held.ahead
     again = replace(request("b", PROMPTS["b"]), id="b again")
     engine.add(again)
     after = run(engine)
@@ -192,7 +185,7 @@ def test_the_last_row_leaves_and_nothing_of_the_others_is_lost(folder, truth):
     while len(before["a"]) < 3:
         for row in engine.step().rows:
             before[row.request.id].extend(row.token_ids)
-    assert engine._ahead is not None, "its last token was to be under way"
+    assert engine.ahead.launch is not None, "its last token was to be under way"
     engine.cancel("b")
     assert not engine.scheduler.running and engine.has_work
     after = run(engine)
@@ -206,7 +199,7 @@ def test_a_fault_while_a_step_is_under_way(folder, truth, monkeypatch):
         engine.add(request(name, prompt, drafts=1))
     before = step_until_ahead(engine)
     with monkeypatch.context() as patch:
-        patch.setattr(WholeStep, "land", lambda *_, **__: 1 / 0)
+        patch.setattr(DeviceStepper, "land", lambda *_, **__: 1 / 0)
         assert not engine.step().rows
     assert engine.faults.count == 1
     after = run(engine)
@@ -243,11 +236,11 @@ def test_penalised_rows_are_read_again(folder, penalised_truth, monkeypatch):
         engine.add(request(name, prompt, drafts=2, params=PENALISED))
     found = step_until_ahead(engine)
     with monkeypatch.context() as patch:
-        patch.setattr(WholeStep, "land", lambda *_, **__: 1 / 0)
+        patch.setattr(DeviceStepper, "land", lambda *_, **__: 1 / 0)
         assert not engine.step().rows
     assert engine.faults.count == 1
     parts = [step_until_ahead(engine)]
-    engine._catch_up()
+    engine._land_ahead()
     engine.scheduler.put_back(engine.scheduler.find("b"))
     parts.append(run(engine))
     for part in parts:
@@ -270,7 +263,7 @@ def test_a_penalised_row_that_stops_leaves_the_counts_of_others_alone(folder, pe
         for row in engine.step().rows:
             found[row.request.id] += row.token_ids
         slots |= {row_id: held.slot for row_id, held in engine.state.rows.items()}
-    assert engine._ahead is not None and found["a"] == tokens[: stop + 1]
+    assert engine.ahead.launch is not None and found["a"] == tokens[: stop + 1]
     engine.add(request("a", PROMPTS["a"], params=PENALISED))
     again = {"a": [], "b": found["b"]}
     while engine.has_work:
@@ -298,4 +291,4 @@ def test_no_step_is_launched_ahead(folder, why):
         row.request = replace(row.request, params=replace(params, stop=("never said",)))
     for _ in range(3):
         engine.step()
-        assert engine._ahead is None
+        assert engine.ahead.launch is None

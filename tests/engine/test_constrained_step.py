@@ -16,7 +16,7 @@ from test_whole_step import (  # noqa: F401
     service_of,
 )
 
-from headlong.engine.step.graph import WholeStep
+from headlong.engine.step.device_stepper import DeviceStepper
 from headlong.params import Grammar
 from headlong.sampling.constraints import packed, unpacked
 from support.ruled import Ruled
@@ -61,7 +61,7 @@ def mixed(service, depths, **choice) -> list:
 def test_three_launches_give_the_tokens_of_steps_by_parts(service_of, monkeypatch, choice, depths):  # noqa: F811
     service = service_of()
     with monkeypatch.context() as patch:
-        patch.setattr(WholeStep, "takes", lambda _self, _plan: False)
+        patch.setattr(DeviceStepper, "takes", lambda _self, _plan: False)
         expected, _ = outputs(service, mixed(service, (0, 0), **choice))
     held, free = expected.values()
     assert obeys(held) and not obeys(free)
@@ -81,29 +81,29 @@ def test_nothing_is_launched_before_a_held_row_was_read(service_of, monkeypatch)
     held, free = mixed(service, (0, 0))
     held = replace(held, params=replace(held.params, max_tokens=3))
     _, launches = going_by_parts(service, monkeypatch)
-    constraints, honest = service.engine.sampler.table.constraints, WholeStep.launch
+    constraints, honest = service.engine.sampler.table.constraints, DeviceStepper.launch
 
     def launch(self, plan, *, goes_on=False):
         assert not (goes_on and constraints)
         return honest(self, plan, goes_on=goes_on)
 
-    monkeypatch.setattr(WholeStep, "launch", launch)
+    monkeypatch.setattr(DeviceStepper, "launch", launch)
     outputs(service, [held, free])
     assert {"goes_on": True} in launches
 
 
 def test_the_first_draft_is_made_among_what_is_allowed(service_of, monkeypatch):  # noqa: F811
     service = service_of()
-    step = service.engine.whole.device_step
-    honest, firsts = step._draft, []
+    stages = service.engine.steppers.graph.stages
+    honest, firsts = stages._drafts, []
 
-    def draft(slots_R, *rest):
-        drafts_RK = honest(slots_R, *rest)
+    def draft(plan, slots_R, ahead):
+        drafts_RK = honest(plan, slots_R, ahead)
         for slot, token in zip(slots_R.tolist(), drafts_RK[:, 0].tolist(), strict=True):
             firsts.append((list(service.engine.sampler.table.constraints[slot].output), token))
         return drafts_RK
 
-    monkeypatch.setattr(step, "_draft", draft)
+    monkeypatch.setattr(stages, "_drafts", draft)
     (held, *_) = requests_of(service, (2,))
     outputs(service, [constrained(held)])
     assert len(firsts) >= 2
@@ -117,7 +117,7 @@ def test_a_constraint_that_breaks_ends_its_row(service_of, monkeypatch, depth): 
     for by_parts in (True, False):
         with monkeypatch.context() as patch:
             if by_parts:
-                patch.setattr(WholeStep, "takes", lambda _self, _plan: False)
+                patch.setattr(DeviceStepper, "takes", lambda _self, _plan: False)
             (request, *_) = requests_of(service, (0 if by_parts else depth,))
             service.engine.add(constrained(request, fails_at=4))
             tokens, told = [], None

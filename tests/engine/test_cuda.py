@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from headlong import LLM, SamplingParams
-from headlong.engine.engine import Engine
-from headlong.engine.step.graph import WholeStep
+from headlong.engine.step.device_stepper import DeviceStepper
+from headlong.engine.step.host import HostStepper
 from headlong.ops.cuda_graphs import CudaGraphs
 from headlong.ops.linear import triton_weight
 from headlong.params import Grammar
@@ -126,16 +126,16 @@ def test_kernels_give_the_same_tokens_at_every_depth(dtype: str) -> None:
 )
 def test_one_launch_gives_the_tokens_of_steps_by_parts(params, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(WholeStep, "takes", lambda _self, _plan: False)
+        patch.setattr(DeviceStepper, "takes", lambda _self, _plan: False)
         expected = completions("cuda", 0, "bfloat16", params)
     launched = []
-    honest = WholeStep.launch
+    honest = DeviceStepper.launch
     monkeypatch.setattr(
-        WholeStep, "launch", lambda self, plan, **how: launched.append(how) or honest(self, plan, **how)
+        DeviceStepper, "launch", lambda self, plan, **how: launched.append(how) or honest(self, plan, **how)
     )
     parts = []
-    by_parts = Engine._by_parts
-    monkeypatch.setattr(Engine, "_by_parts", lambda self, plan: parts.append(plan) or by_parts(self, plan))
+    by_parts = HostStepper.launch
+    monkeypatch.setattr(HostStepper, "launch", lambda self, plan: parts.append(plan) or by_parts(self, plan))
     for draft_tokens in (0, 1, 3, None):
         launched.clear()
         assert completions("cuda", draft_tokens, "bfloat16", params) == expected, f"K={draft_tokens}"
@@ -146,10 +146,10 @@ def test_one_launch_gives_the_tokens_of_steps_by_parts(params, monkeypatch: pyte
 def test_grammars_give_the_tokens_of_steps_by_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """In three launches, beside a row that is free."""
     with monkeypatch.context() as patch:
-        patch.setattr(WholeStep, "takes", lambda _self, _plan: False)
+        patch.setattr(DeviceStepper, "takes", lambda _self, _plan: False)
         expected = completions("cuda", 0, "bfloat16", HELD)
-    parts, by_parts = [], Engine._by_parts
-    monkeypatch.setattr(Engine, "_by_parts", lambda self, plan: parts.append(plan) or by_parts(self, plan))
+    parts, by_parts = [], HostStepper.launch
+    monkeypatch.setattr(HostStepper, "launch", lambda self, plan: parts.append(plan) or by_parts(self, plan))
     for draft_tokens in (0, 1, 3, None):
         assert completions("cuda", draft_tokens, "bfloat16", HELD) == expected, f"K={draft_tokens}"
     assert all(any(row.known_tokens for row in plan.rows) for plan in parts), "not only prompts went by parts"
@@ -166,12 +166,12 @@ def test_log_probabilities_and_minimum_lengths_are_those_of_steps_by_parts(monke
         return [(each.token_ids, list(each.logprobs or ())) for each in done]
 
     with monkeypatch.context() as patch:
-        patch.setattr(WholeStep, "takes", lambda _self, _plan: False)
+        patch.setattr(DeviceStepper, "takes", lambda _self, _plan: False)
         expected = told(0)
     assert [len(logprobs) for _, logprobs in expected] == [len(expected[0][0]), len(expected[1][0]), 0]
     assert len(expected[2][0]) >= TOLD[2].min_tokens
-    parts, by_parts = [], Engine._by_parts
-    monkeypatch.setattr(Engine, "_by_parts", lambda self, plan: parts.append(plan) or by_parts(self, plan))
+    parts, by_parts = [], HostStepper.launch
+    monkeypatch.setattr(HostStepper, "launch", lambda self, plan: parts.append(plan) or by_parts(self, plan))
     for draft_tokens in (0, 1, 3, None):
         assert told(draft_tokens) == expected, f"K={draft_tokens}"
     assert all(any(row.known_tokens for row in plan.rows) for plan in parts), "not only prompts went by parts"

@@ -13,7 +13,7 @@ from engine_cases import quiet
 from headlong import LLM, SamplingParams
 from headlong.config import EngineConfig
 from headlong.engine import accounting
-from headlong.engine import engine as engine_module
+from headlong.engine import assemble as engine_module
 from headlong.engine.accounting import device_memory, refusing_oom, tensor_bytes
 from headlong.engine.memory import Costs, Device, make_plan, sized
 from headlong.errors import ConfigError

@@ -13,7 +13,7 @@ import torch
 from headlong import SamplingParams
 from headlong.config import EngineConfig
 from headlong.engine.service import Service
-from headlong.engine.step.graph import WholeStep
+from headlong.engine.step.device_stepper import DeviceStepper
 from headlong.ops.triton_step import MENTIONED
 from headlong.sampling.tally import Tally
 from support import tiny
@@ -85,7 +85,7 @@ def truth(folder):
     """By the same kernels, plain, by parts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEADLONG_TRITON", "interpret")
-        patch.setattr(WholeStep, "takes", lambda _self, _plan: False)
+        patch.setattr(DeviceStepper, "takes", lambda _self, _plan: False)
         service = Service.load(
             folder, EngineConfig(device="cpu", dtype="float32", max_rows=2, max_context=96, page_size=16)
         )
@@ -94,18 +94,13 @@ def truth(folder):
 
 def right(service: Service, truth: dict[str, list[int]], monkeypatch) -> None:
     """Every draft at an even place of the output is what the target will say; the others are the head's own."""
-    step = service.engine.whole.device_step
-    honest, begin = step._draft, step.begin
-    positions = []
+    stages = service.engine.steppers.graph.stages
+    honest = stages._drafts
 
-    def begin_noting_positions(layout, *rest):
-        positions[:] = [layout.position_X, 1 + layout.num_drafts]
-        return begin(layout, *rest)
-
-    def drafts(slots_R, *rest):
-        drafts_RK = honest(slots_R, *rest).clone()
+    def drafts(plan, slots_R, ahead):
+        drafts_RK, layout = honest(plan, slots_R, ahead).clone(), plan.layout
         rows = {held.slot: row_id for row_id, held in service.engine.state.rows.items()}
-        position_X, each = positions
+        position_X, each = layout.position_X, 1 + layout.num_drafts
         for line, slot in enumerate(slots_R.tolist()):
             if slot == 0:  # the row has ended
                 continue
@@ -116,19 +111,18 @@ def right(service: Service, truth: dict[str, list[int]], monkeypatch) -> None:
                     drafts_RK[line, place] = truth[row.id][at]
         return drafts_RK
 
-    monkeypatch.setattr(step, "_draft", drafts)
-    monkeypatch.setattr(step, "begin", begin_noting_positions)
+    monkeypatch.setattr(stages, "_drafts", drafts)
 
 
 def counted(monkeypatch) -> list[int]:
     """The depths of the steps that were one launch."""
-    honest, depths = WholeStep.launch, []
+    honest, depths = DeviceStepper.launch, []
 
     def launch(self, plan, **how):
         depths.append(plan.num_drafts)
         return honest(self, plan, **how)
 
-    monkeypatch.setattr(WholeStep, "launch", launch)
+    monkeypatch.setattr(DeviceStepper, "launch", launch)
     return depths
 
 
@@ -152,7 +146,7 @@ def of_two_kinds(service: Service, depths) -> list:
 def test_rows_of_two_kinds_give_the_tokens_of_steps_by_parts(service_of, truth, monkeypatch):
     service = service_of()
     with monkeypatch.context() as patch:
-        patch.setattr(WholeStep, "takes", lambda _self, _plan: False)
+        patch.setattr(DeviceStepper, "takes", lambda _self, _plan: False)
         expected, _ = outputs(service, of_two_kinds(service, (0, 0)))
     (best, other), (best_alone, other_alone) = expected.values(), truth.values()
     assert best == best_alone and other != other_alone
@@ -183,7 +177,7 @@ def test_sampled_rows_give_the_tokens_of_steps_by_parts(service_of, monkeypatch)
         return [first, replace(other, params=replace(other.params, temperature=0.7, top_k=0))]
 
     with monkeypatch.context() as patch:
-        patch.setattr(WholeStep, "takes", lambda _self, _plan: False)
+        patch.setattr(DeviceStepper, "takes", lambda _self, _plan: False)
         expected, _ = outputs(service, requests((0, 0)))
     seen = counted(monkeypatch)
     right(service, expected, monkeypatch)
@@ -216,10 +210,11 @@ def checked_counts(monkeypatch) -> None:
 
 def going_by_parts(service: Service, monkeypatch) -> list:
     """The steps that do, and how the others were launched."""
-    honest, launch, plans, launches = service.engine._by_parts, WholeStep.launch, [], []
-    monkeypatch.setattr(service.engine, "_by_parts", lambda plan: plans.append(plan) or honest(plan))
+    host, launch, plans, launches = service.engine.steppers.host, DeviceStepper.launch, [], []
+    honest = host.launch
+    monkeypatch.setattr(host, "launch", lambda plan: plans.append(plan) or honest(plan))
     monkeypatch.setattr(
-        WholeStep, "launch", lambda self, plan, **how: launches.append(how) or launch(self, plan, **how)
+        DeviceStepper, "launch", lambda self, plan, **how: launches.append(how) or launch(self, plan, **how)
     )
     return [plans, launches]
 
@@ -234,7 +229,7 @@ def test_penalised_and_biased_rows_give_the_tokens_of_steps_by_parts(service_of,
     these some are launched ahead."""
     service = service_of()
     with monkeypatch.context() as patch:
-        patch.setattr(WholeStep, "takes", lambda _self, _plan: False)
+        patch.setattr(DeviceStepper, "takes", lambda _self, _plan: False)
         expected, _ = outputs(service, changed(service, (0, 0, 0), choice))
     distinct = next(iter(expected.values()))
     assert len(set(distinct)) == len(distinct) == 7 and not {5, 6} & set(distinct)
@@ -268,7 +263,7 @@ def test_log_probabilities_are_those_of_steps_by_parts(service_of, truth, monkey
     for by_parts in (True, False):
         with monkeypatch.context() as patch:
             if by_parts:
-                patch.setattr(WholeStep, "takes", lambda _self, _plan: False)
+                patch.setattr(DeviceStepper, "takes", lambda _self, _plan: False)
             else:
                 right(service, truth, patch)
             told, other = requests_of(service, (0, 0) if by_parts else depths)
@@ -330,7 +325,7 @@ def test_minimum_lengths_in_one_launch(service_of, monkeypatch, choice):
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(WholeStep, "takes", lambda _self, _plan: False)
+        patch.setattr(DeviceStepper, "takes", lambda _self, _plan: False)
         for request in requests(0):
             service.engine.add(request)
         expected = ended()

@@ -1,16 +1,22 @@
-"""How a step begins and ends on the device, against the same in Python."""
+"""How a step begins and ends on the device, by the kernels and by their reference, against the same in Python."""
 
 import pytest
 import torch
 
 from headlong.engine.step.layout import EvenLayout
+from headlong.ops.step import reference
 from headlong.ops.triton_step import ENDED, GOES_ON, MARKS
 
 pytest.importorskip("triton")
-from headlong.ops.step import triton as turn
+from headlong.ops.step import triton
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SLOTS, PAGES, PAGE_SIZE = 6, 300, 16
+
+
+@pytest.fixture(params=[reference, triton], ids=["reference", "triton"])
+def ops(request):
+    return request.param.OPS
 
 
 def here(values, dtype=torch.int32):
@@ -18,13 +24,13 @@ def here(values, dtype=torch.int32):
 
 
 @pytest.mark.parametrize("num_drafts", [0, 1, 4])
-def test_rows_begin_where_the_host_says_or_where_the_device_left_them(num_drafts):
+def test_rows_begin_where_the_host_says_or_where_the_device_left_them(ops, num_drafts):
     layout = EvenLayout(3, num_drafts, DEVICE)
     place_S2 = here([[9, 9]] * 3 + [[70, 2], [ENDED, 1], [9, 9], [9, 9]])
     pages_SP = torch.arange((SLOTS + 1) * PAGES, dtype=torch.int32, device=DEVICE).view(-1, PAGES)
     given_R4 = here([[2, 40, 1, 0], [3, GOES_ON, 0, 0], [4, GOES_ON, 0, 0]])
     times = torch.zeros(MARKS, dtype=torch.long, device=DEVICE)
-    slots_R, pages_RP = turn.begin(
+    slots_R, pages_RP = ops.begin(
         given_R4, place_S2, pages_SP, layout.table_PR6, layout.position_X, 290, num_drafts, times
     )
     slots, starts, replays = [2, 3, 0], [40, 70, 0], [1, 2, 0]
@@ -48,20 +54,20 @@ def test_rows_begin_where_the_host_says_or_where_the_device_left_them(num_drafts
         assert part.row_N.tolist() == [0, 1, 2]
 
 
-def test_positions_are_looked_up():
+def test_positions_are_looked_up(ops):
     cos, sin = (torch.randn(50, 1, 24, device=DEVICE) for _ in range(2))
     position_X = here([0, 49, 7, 7, 13])
-    found = turn.look_up(position_X, cos, sin)
+    found = ops.look_up(position_X, cos, sin)
     assert torch.equal(found[0], cos[position_X.long()]) and torch.equal(found[1], sin[position_X.long()])
 
 
-def test_rows_are_fed_their_last_tokens_and_drafts():
+def test_rows_are_fed_their_last_tokens_and_drafts(ops):
     last_token_S = here([0, 11, 22, 33, 44, 55, 66], torch.long)
     times = torch.zeros(MARKS, dtype=torch.long, device=DEVICE)
     drafts_RK = here([[1, 2], [3, 4]], torch.long)
-    tokens_N = turn.feed(here([5, 1], torch.long), last_token_S, drafts_RK, times)
+    tokens_N = ops.feed(here([5, 1], torch.long), last_token_S, drafts_RK, times)
     assert tokens_N.tolist() == [55, 1, 2, 11, 3, 4]
-    assert turn.feed(here([5, 1], torch.long), last_token_S, drafts_RK[:, :0], times).tolist() == [55, 11]
+    assert ops.feed(here([5, 1], torch.long), last_token_S, drafts_RK[:, :0], times).tolist() == [55, 11]
 
 
 CASES = {
@@ -79,7 +85,7 @@ CASES = {
 """The target's tokens, drafts, depth, logits that are no numbers; how many stand, and whether the row ends."""
 
 
-def test_a_step_is_settled():
+def test_drafts_are_accepted(ops):
     """All cases are rows of one step."""
     num_rows, each, vocab, stride = len(CASES), 3, 10, 16
     logits_NV = torch.randn(num_rows * each, stride, device=DEVICE)[:, :vocab]
@@ -96,7 +102,7 @@ def test_a_step_is_settled():
     last_token_S = torch.zeros(num_rows + 1, dtype=torch.long, device=DEVICE)
     place_S2 = torch.zeros(num_rows + 1, 2, dtype=torch.int32, device=DEVICE)
     found_X = torch.zeros(num_rows * each * 2 + num_rows * each + MARKS, dtype=torch.long, device=DEVICE)
-    settled_R = turn.settle(
+    last_R = ops.accept(
         given_R4, position_X, slots_R, chosen_N, drafts_RK, logits_NV, stops_SM, last_token_S, place_S2,
         found_X, found_X[-MARKS :],
     )  # fmt: skip
@@ -112,12 +118,12 @@ def test_a_step_is_settled():
         assert last_token_S[1 + number] == tokens[accepted], name
         after = ENDED if ends else starts[number] + 1 + accepted
         assert place_S2[1 + number].tolist() == [after, accepted], name
-        assert settled_R[number] == number * each + accepted, name
+        assert last_R[number] == number * each + accepted, name
 
 
-def test_what_the_head_said_of_the_last_token_is_carried():
+def test_what_the_head_said_of_the_last_token_is_carried(ops):
     out_ND, carry_SD = torch.randn(6, 1500, device=DEVICE), torch.zeros(7, 1500, device=DEVICE)
     times = torch.zeros(MARKS, dtype=torch.long, device=DEVICE)
-    turn.carry(out_ND, here([4, 1], torch.long), here([2, 5], torch.long), carry_SD, times)
+    ops.carry(out_ND, here([4, 1], torch.long), here([2, 5], torch.long), carry_SD, times)
     assert torch.equal(carry_SD[2], out_ND[4]) and torch.equal(carry_SD[5], out_ND[1])
     assert not carry_SD[[0, 1, 3, 4, 6]].any()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from headlong.ops.penalise import reference
 from headlong.ops.triton_step import MENTIONED
 from headlong.params import SamplingParams
 from headlong.sampling import trials
@@ -12,7 +13,7 @@ from headlong.sampling.table import SamplingTable
 from headlong.types import Request
 
 pytest.importorskip("triton")
-from headlong.ops.penalise.triton import count, penalise
+from headlong.ops.penalise import triton
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VOCAB = 1500
@@ -31,6 +32,11 @@ KINDS = {
 PROMPT, OUTPUT = (0, 1, 1, 1499), [1, 5, 5, 1024, 5, 1300]
 DRAFTS = [17, 5, 17, 0, 800, 17]
 """That repeat each other, the output and the prompt."""
+
+
+@pytest.fixture(params=[reference, triton], ids=["reference", "triton"])
+def ops(request):
+    return request.param
 
 
 def table_of(kinds) -> SamplingTable:
@@ -62,13 +68,13 @@ def same_bits(found_NV: torch.Tensor, wanted_NV: torch.Tensor) -> bool:
     return bool((same_NV | (odd_NV & found_NV.isnan())).all())
 
 
-def penalised(table: SamplingTable, logits_NV, slots, drafts_RK) -> torch.Tensor:
+def penalised(ops, table: SamplingTable, logits_NV, slots, drafts_RK) -> torch.Tensor:
     slots_R = torch.tensor(slots, device=DEVICE)
-    return penalise(logits_NV, slots_R, table.changes_S5, table.tally.counts_SV, table.bias, drafts_RK)
+    return ops.penalise(logits_NV, slots_R, table.changes_S5, table.tally.counts_SV, table.bias, drafts_RK)
 
 
 @pytest.mark.parametrize("num_drafts", [0, 1, 6])
-def test_the_targets_logits(num_drafts):
+def test_the_targets_logits(ops, num_drafts):
     """Rows of all kinds in one step, each at all its places."""
     kinds, each = list(KINDS), num_drafts + 1
     table, slots = table_of(kinds), list(range(len(kinds), 0, -1))
@@ -76,69 +82,69 @@ def test_the_targets_logits(num_drafts):
     entries = Entries([Entry(slot, 10, 0, each) for slot in slots], table, drafts_RK)
     logits_NV = logits_of(len(kinds) * each)
     before_NV = logits_NV.clone()
-    assert same_bits(penalised(table, logits_NV, slots, drafts_RK), adjust(logits_NV, entries, table))
+    assert same_bits(penalised(ops, table, logits_NV, slots, drafts_RK), adjust(logits_NV, entries, table))
     assert same_bits(logits_NV, before_NV), "they are asked for afterwards"
 
 
 @pytest.mark.parametrize("place", [0, 1, 4])
-def test_the_heads_logits(place):
+def test_the_heads_logits(ops, place):
     """One line a row, after the drafts that were made so far."""
     kinds = list(KINDS)
     table, slots = table_of(kinds), list(range(1, len(kinds) + 1))
     drafts_RK = torch.tensor([DRAFTS[:place]] * len(kinds), dtype=torch.long, device=DEVICE)
     entries = Entries([Entry(slot, 10, place) for slot in slots], table, drafts_RK)
     logits_NV = logits_of(len(kinds))
-    assert same_bits(penalised(table, logits_NV, slots, drafts_RK), adjust(logits_NV, entries, table))
+    assert same_bits(penalised(ops, table, logits_NV, slots, drafts_RK), adjust(logits_NV, entries, table))
 
 
-def test_rows_without_anything_keep_their_bits():
+def test_rows_without_anything_keep_their_bits(ops):
     """Whatever was counted in their slots."""
     table, logits_NV = table_of(["nothing", "nothing"]), logits_of(4)
     drafts_RK = torch.tensor([[5], [7]], device=DEVICE)
     assert table.tally.counts_SV[1, 7], "of somebody else"
-    assert same_bits(penalised(table, logits_NV, [2, 1], drafts_RK), logits_NV)
+    assert same_bits(penalised(ops, table, logits_NV, [2, 1], drafts_RK), logits_NV)
 
 
-def test_counts_or_biases_alone():
+def test_counts_or_biases_alone(ops):
     table, logits_NV, slots_R = (
         table_of(["presence", "bias"]),
         logits_of(2),
         torch.tensor([1, 2], device=DEVICE),
     )
     none_RK = slots_R.new_empty(2, 0)
-    both = penalised(table, logits_NV, [1, 2], none_RK)
-    counted = penalise(logits_NV, slots_R, table.changes_S5, table.tally.counts_SV, None, none_RK)
-    biased = penalise(logits_NV, slots_R, table.changes_S5, None, table.bias, none_RK)
+    both = penalised(ops, table, logits_NV, [1, 2], none_RK)
+    counted = ops.penalise(logits_NV, slots_R, table.changes_S5, table.tally.counts_SV, None, none_RK)
+    biased = ops.penalise(logits_NV, slots_R, table.changes_S5, None, table.bias, none_RK)
     assert same_bits(torch.stack((counted[0], biased[1])), both)
     assert same_bits(torch.stack((biased[0], counted[1])), logits_NV)
 
 
-def test_it_passes_its_trial():
-    assert trials.penalises_alike(penalise, DEVICE)
-    wrong = lambda *given: penalise(*given) + 1e-6  # noqa: E731
+def test_it_passes_its_trial(ops):
+    assert trials.penalises_alike(ops.penalise, DEVICE)
+    wrong = lambda *given: ops.penalise(*given) + 1e-6  # noqa: E731
     assert not trials.penalises_alike(wrong, DEVICE)
 
 
-def test_what_stands_is_counted():
+def test_what_stands_is_counted(ops):
     counts_SV = torch.zeros(4, 10, dtype=torch.int32, device=DEVICE)
     counts_SV[3, 9] = MENTIONED
-    settled_R = torch.tensor([2, 3, 7], device=DEVICE)  # all three, one, two of three tokens
+    last_R = torch.tensor([2, 3, 7], device=DEVICE)  # all three, one, two of three tokens
     chosen_N = torch.tensor([9, 4, 9, 5, 6, 7, 1, 1, 1], device=DEVICE)
-    count(settled_R, torch.tensor([3, 0, 1], device=DEVICE), chosen_N, counts_SV)
+    ops.count(last_R, torch.tensor([3, 0, 1], device=DEVICE), chosen_N, counts_SV)
     wanted_SV = torch.zeros(4, 10, dtype=torch.int32, device=DEVICE)
     wanted_SV[3, 9], wanted_SV[3, 4], wanted_SV[1, 1] = MENTIONED + 2, 1, 2
     assert torch.equal(counts_SV, wanted_SV), "slot 0 is nobody's"
 
 
-def test_a_device_and_the_host_count_the_same():
+def test_a_device_and_the_host_count_the_same(ops):
     """Steps that count by themselves and others by turns; then somebody else comes."""
     table = table_of(["all"])
     for turn in range(6):
         tokens = [(turn * 7 + n) % 11 for n in range(3)]
         if turn % 3:  # the device has counted, and the host hears of it
             chosen_N = torch.tensor(tokens, device=DEVICE)
-            settled_R, slots_R = torch.tensor([2], device=DEVICE), torch.tensor([1], device=DEVICE)
-            count(settled_R, slots_R, chosen_N, table.tally.counts_SV)
+            last_R, slots_R = torch.tensor([2], device=DEVICE), torch.tensor([1], device=DEVICE)
+            ops.count(last_R, slots_R, chosen_N, table.tally.counts_SV)
             table.tally.advance(1, 3)
         table.count(1, tokens)
         before_SV = table.tally.counts_SV.clone()

@@ -218,7 +218,7 @@ def test_rows_that_want_the_best_beside_others():
     drafts = slots.new_empty(4, 0)
 
     def chosen(rows, alike):
-        return sampler.choose_alike(logits[rows], slots[rows], positions[rows], drafts[rows], alike)
+        return sampler.choose_even(logits[rows], slots[rows], positions[rows], drafts[rows], alike)
 
     found, both, others = chosen([0, 1, 2, 3], sampler.alike([1, 2, 3])), sampler.alike([1, 3]), [0, 2]
     assert both is not None and not both.greedy

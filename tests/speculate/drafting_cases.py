@@ -34,7 +34,8 @@ def load(folder: Path, make: Maker | None = None, **options) -> LLM:
 
 def use(llm: LLM, proposer: Proposer) -> None:
     """Drafts with this one from now on."""
-    llm.engine.proposer, llm.engine.scheduler.flush_deferred = proposer, proposer.flush_deferred
+    llm.engine.steppers.host.proposer = proposer
+    llm.engine.scheduler.flush_deferred = proposer.flush_deferred
 
 
 def ngram(llm: LLM) -> NgramProposer:

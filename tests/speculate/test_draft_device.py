@@ -14,7 +14,7 @@ from engine.engine_cases import quiet
 from headlong import LLM, SamplingParams
 from headlong.config import EngineConfig
 from headlong.engine import build as building
-from headlong.engine.engine import Engine
+from headlong.engine.assemble import assemble
 from headlong.errors import ConfigError
 from headlong.models.embeddings import Embeddings
 from headlong.speculate.mtp import MtpProposer
@@ -203,10 +203,10 @@ def test_a_device_without_memory_for_the_cache(models, monkeypatch):
     for module in (conv_window, paged_kv, recurrent):
         monkeypatch.setattr(module, "zeros", zeros)
     with pytest.raises(ConfigError, match=r"draft_device 'cpu' has no memory left"):
-        Engine(built, EngineConfig(draft_device="cpu", **ROOMY))
+        assemble(built, EngineConfig(draft_device="cpu", **ROOMY))
     assert len(calls) == 9
     with pytest.raises(ConfigError, match="of pages and"):  # of the target's own state it is not said
-        Engine(built, EngineConfig(draft_device="cpu", **ROOMY))
+        assemble(built, EngineConfig(draft_device="cpu", **ROOMY))
 
 
 def test_other_faults_keep_their_name(models, monkeypatch):

@@ -6,8 +6,8 @@ Knows the names of the stages; the engine knows nothing of this.
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import headlong.engine.engine as engine_module
 from headlong.engine.engine import Engine
+from headlong.engine.step import host
 from headlong.types import Plan
 
 STAGES = (
@@ -51,21 +51,22 @@ class Injector:
         self.plan = Plan((), 0)
         """What the step is about, from proposing on."""
         self.raised = self.steps = 0
-        self._verify = engine_module.verify
+        self._verify = host.verify
         self._replaced: list[tuple[Any, str]] = []
         for stage, (place, name) in self._places().items():
             self._replace(place, name, self._wrapped(stage, getattr(place, name)))
         self._replace(engine, "step", self._counted(engine.step))
-        engine_module.verify = self._wrapped("verify", self._verify)
+        host.verify = self._wrapped("verify", self._verify)
 
     def remove(self) -> None:
         for place, name in self._replaced:
             delattr(place, name)
-        engine_module.verify = self._verify
+        host.verify = self._verify
 
     def _places(self) -> dict[str, tuple[Any, str]]:
         engine = self.engine
-        whole = {} if engine.whole is None else {name: (engine.whole, name) for name in ("launch", "land")}
+        graph = engine.steppers.graph
+        whole = {} if graph is None else {name: (graph, name) for name in ("launch", "land")}
         return whole | {
             "admit": (engine.state, "admit"),
             "reserve": (engine.state, "reserve"),

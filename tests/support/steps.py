@@ -14,8 +14,8 @@ from torch import Tensor
 from headlong import SamplingParams
 from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.config import EngineConfig
+from headlong.engine.assemble import assemble
 from headlong.engine.build import Built, build, survey
-from headlong.engine.engine import Engine
 from headlong.state.delta_net import DeltaNetState
 from headlong.state.paged_kv import PagedKv
 from headlong.types import Draft, Plan, Request, RowPlan, Verdict
@@ -69,7 +69,7 @@ class Driver:
             cache_tokens=max_rows * context,
             max_draft_tokens=drafts,
         )
-        self.engine = Engine(built, config)
+        self.engine = assemble(built, config)
         self.state = self.engine.state
         self.scripts: dict[str, list[int]] = {}
         self.requests: dict[str, Request] = {}

@@ -2,151 +2,120 @@
 
 import math
 import time
-from collections.abc import Collection
-from contextlib import nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
-from headlong.config import EngineConfig
-from headlong.engine.accounting import plan_memory, refusing_oom
-from headlong.engine.build import Built
-from headlong.engine.draft_vocab import draft_tokens
+from headlong.engine.accounting import MemoryPlan
 from headlong.engine.faults import Faults
-from headlong.engine.proposers import head_place, make_proposer, resolve_proposer
 from headlong.engine.row import Row
 from headlong.engine.runner import Runner
 from headlong.engine.scheduler import Scheduler
-from headlong.engine.step.graph import Launch, Outcome, WholeStep
+from headlong.engine.step.ahead import Ahead
+from headlong.engine.step.steppers import Steppers
 from headlong.errors import HeadlongError, RequestError
-from headlong.ops.native import threads_for_native
+from headlong.models.decoder import DecoderModel
 from headlong.params import SamplingParams
 from headlong.sampling.sampler import Sampler, needs_q
-from headlong.sampling.table import SamplingTable
-from headlong.speculate.depth import AdaptiveDepths, Depths, FixedDepths
-from headlong.speculate.mtp import MtpProposer
-from headlong.speculate.profile import conditions
-from headlong.speculate.profile import load as load_profile
-from headlong.speculate.verify import verify
-from headlong.state.specs import Capacity, PrefixCapacity
+from headlong.speculate.depth import Depths
+from headlong.speculate.proposer import Proposer
 from headlong.state.state import State
 from headlong.text.tokenizer import Tokenizer
-from headlong.types import Plan, Request, StepOutput, StepTimes
+from headlong.types import Request, StepOutput, StepTimes
 
 USUAL_DRAFTS = 3
+
+
+class Drafting(NamedTuple):
+    """How deep requests may draft where they do not say."""
+
+    max_drafts: int
+    """That any request may ask for; 0 where nobody drafts."""
+    drafts: int
+    adaptive: bool
+    """Whether the engine chooses anew every step."""
+    conditions: Mapping[str, Any]
+    """What the costs of drafting depend on."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What an engine is made of, by assemble.py."""
+
+    model: DecoderModel
+    tokenizer: Tokenizer | None
+    memory: MemoryPlan
+    state: State
+    sampler: Sampler
+    steppers: Steppers
+    scheduler: Scheduler
+    drafting: Drafting
+    threads: AbstractContextManager[object]
+    """Where torch computes what is large, it needs its own."""
+    check_every_step: bool
 
 
 class Engine:
     """One model, one state, many rows. Not thread-safe: one caller steps it."""
 
-    def __init__(
-        self,
-        built: Built,
-        config: EngineConfig,
-        tokenizer: Tokenizer | None = None,
-        drafter: Built | None = None,
-        ends: Collection[int] = (),
-    ) -> None:
-        """`drafter` is the model that the proposer `draft` drafts with; `ends` are the tokens that end a text."""
-        model, drafting = built.model, resolve_proposer(config, built, drafter)
-        head = built.head if "mtp" in drafting.parts else None
-        self.model = model
-        self.tokenizer = tokenizer
-        self.max_drafts = config.max_draft_tokens if drafting.parts else 0
-        self.memory = plan_memory(config, built, head, drafter, self.max_drafts)
-        self.max_len = self.memory.max_len
-        self.drafts = min(config.drafts, self.max_drafts)
-        self.adaptive = config.draft_tokens == "auto"
-        specs = model.state_specs | (head.state_specs if head is not None else {})
-        capacity = Capacity(
-            num_pages=self.memory.num_pages,
-            page_size=config.page_size,
-            num_slots=config.max_rows,
-            max_drafts=self.max_drafts,
-            kv_dtype=built.ops.dtype,
-            dtype=built.ops.activation_dtype,
-            device=built.ops.device,
-            head=head_place(built, head),
-        )
-        prefix = PrefixCapacity(
-            device_bytes=self.memory.checkpoint_bytes,
-            host_bytes=config.prefix_host_bytes,
-            head=head is not None,
-        )
-        kept = prefix if config.prefix_cache else None
-        with refusing_oom(self.memory):
-            self.state = State(specs, model.config.hidden_size, capacity, kept)
-        table = SamplingTable(config.max_rows, model.config.vocab_size, built.ops.device)
-        self.sampler = Sampler(table, built.ops.argmax, built.ops.draw, built.ops.sample, built.ops.penalise)
-        self.runner = Runner(model, self.state)
-        chosen = None
-        if head is not None:
-            chosen = draft_tokens(config.draft_vocab, model.config.vocab_size, tokenizer, ends)
-        with refusing_oom(self.memory):
-            self.proposer = make_proposer(drafting, config, built, drafter, self.state, self.sampler, chosen)
-        self.whole = self._whole_step()
-        self._ahead: Launch | None = None
-        """A step that was launched before the last one was read."""
-        drafted_by = f"{config.proposer} {config.drafter} {config.draft_quantization} {config.draft_dtype}"
-        drafted_by += "" if chosen is None else f" {len(chosen)}"
-        drafted_by += "" if config.draft_device is None else f" on {config.draft_device}"
-        self.conditions = conditions(model.config, built.ops.dtype, built.ops.device, drafted_by)
-        """What the costs of drafting depend on."""
-        self.depths: Depths = FixedDepths()
-        if self.max_drafts:
-            profile = load_profile(self.conditions)
-            self.depths = AdaptiveDepths(self.max_drafts, profile, whole=self.whole is not None)
-        self.scheduler = Scheduler(
-            self.state, table, self.depths, config.chunk_tokens, self.proposer.flush_deferred
-        )
-        self.faults = Faults(self.scheduler)
-        self._check_every_step = config.check_every_step
-        whole = model.program is not None and (head is None or head.is_one_call)
-        self._threads = threads_for_native if whole else nullcontext()
-        """Where torch computes what is large, it needs its own."""
+    def __init__(self, parts: Parts) -> None:
+        self.model, self.tokenizer, self.memory = parts.model, parts.tokenizer, parts.memory
+        self.state, self.sampler, self.steppers = parts.state, parts.sampler, parts.steppers
+        self.max_drafts, self.drafts, self.adaptive, self.conditions = parts.drafting
+        self.max_len = parts.memory.max_len
+        self.scheduler = parts.scheduler
+        self.depths: Depths = parts.scheduler.depths
+        self.ahead = Ahead(parts.scheduler, parts.steppers)
+        self.faults = Faults(parts.scheduler)
+        self._threads, self._check_every_step = parts.threads, parts.check_every_step
 
-    def _whole_step(self) -> WholeStep | None:
-        """Where steps can be one launch: Triton's kernels, and the model's own head as the drafter or none."""
-        drafter = self.proposer if isinstance(self.proposer, MtpProposer) else None
-        if self.model.asks_host or (drafter is None and self.max_drafts):
-            return None
-        return WholeStep(self.model, self.state, self.sampler, drafter, self.max_len)
+    @property
+    def runner(self) -> Runner:
+        """The target over its state."""
+        return self.steppers.host.runner
+
+    @property
+    def proposer(self) -> Proposer:
+        """Who drafts."""
+        return self.steppers.host.proposer
 
     @torch.inference_mode()
     def step(self) -> StepOutput:
-        """One pass, whatever goes wrong in it: rows that a fault concerns are read again or end with an error."""
+        """One step, whatever goes wrong in it: rows that a fault concerns are read again or end with an error."""
         with self._threads:
-            step = self.faults.guarded(self._pass)
+            step = self.faults.guarded(self._step)
         if self._check_every_step:
             self.check_integrity()
         return step
 
-    def _pass(self, *, further: bool = True) -> StepOutput:
-        """Draft, verify, commit. Every row with room advances by at least a token or a chunk. Where the step after this
-        one can be told, and `further` ones are wanted, it is launched before this one is read."""
-        started = time.perf_counter()
-        launch, self._ahead = self._ahead, None
-        if launch is not None and self.whole is not None and self.whole.is_awaited(launch):
-            self.scheduler.begin()
-            planned = started
-            plan, outcome = self._land(self.whole, launch, further=further)
-        else:
+    def _step(self, *, go_ahead: bool = True) -> StepOutput:
+        """Plan, draft, forward, verify, commit, output: every row with room advances by at least a token or a chunk.
+
+        A step that was launched ahead is landed instead of planned. Whoever runs it, the stages between plan and output
+        are those of step/stages.py, and their tokens are the same."""
+        started = planned = time.perf_counter()
+        launch = self.ahead.take()
+        if launch is None:
             plan = self.scheduler.plan()
             if not plan.rows:
                 return StepOutput(num_waiting=len(self.scheduler.waiting))
             planned = time.perf_counter()
-            if self.whole is not None and self.whole.takes(plan):
-                plan, outcome = self._land(self.whole, self.whole.launch(plan), further=further)
-            else:
-                plan, outcome = self._by_parts(plan)
-        verdict, draft_seconds, is_usual = outcome.verdict, outcome.draft_seconds, outcome.is_usual
-        is_usual = is_usual and not verdict.poisoned
-        plan, verdict = self.faults.sort_out(plan, verdict)
-        rows = self.scheduler.finish(plan, verdict)
-        if is_usual:  # poisoned rows took their time and gave nothing
+            launch = self.steppers.choose(plan).launch(plan)  # draft, forward, verify
+        if go_ahead:
+            self.ahead.offer(launch)  # the device need not wait for the host
+        landed = launch.land(followed=self.ahead.launch is not None)  # commit
+        plan, verdict = self.faults.sort_out(landed.plan, landed.verdict)
+        rows = self.scheduler.finish(plan, verdict)  # output
+        if landed.is_usual and not landed.verdict.poisoned:  # poisoned rows took their time and gave nothing
             # Planning is left out: now and then it takes long, whatever the step is that it plans. A step that was
             # launched ahead went on while nobody waited for it.
-            seconds = max(time.perf_counter() - planned, outcome.seconds)
-            self.depths.observe(plan, verdict, StepTimes(draft_seconds, seconds - draft_seconds))
+            seconds = max(time.perf_counter() - planned, landed.seconds)
+            self.depths.observe(
+                plan, verdict, StepTimes(landed.draft_seconds, seconds - landed.draft_seconds)
+            )
         return StepOutput(
             rows=rows,
             num_prompt_tokens=sum(row.query_len for row in plan.rows if row.known_tokens),
@@ -156,35 +125,11 @@ class Engine:
             preempted=tuple(self.scheduler.preempted),
         )
 
-    def _land(self, whole: WholeStep, launch: Launch, *, further: bool) -> tuple[Plan, Outcome]:
-        """What the target says of a step that is one launch, which is settled then; with the rows that are left of it.
-        What follows is launched first: the device then has no cause to wait for the host."""
-        ahead = self.scheduler.plan_ahead(launch.plan) if further else None
-        if ahead is not None and whole.may_follow(launch, ahead):
-            self._ahead = whole.launch(ahead, goes_on=True)
-        return whole.land(launch, followed=self._ahead is not None)
-
     @torch.inference_mode()
-    def _catch_up(self) -> None:
-        """Settles a step that was launched ahead: rows are about to be changed from outside."""
-        if self._ahead is not None:
-            self.faults.untold = self.faults.guarded(lambda: self._pass(further=False)).rows
-
-    def _by_parts(self, plan: Plan) -> tuple[Plan, Outcome]:
-        """The same, part by part. The plan comes back with the drafts that were really made."""
-        started = time.perf_counter()
-        draft = self.proposer.propose(plan)
-        plan = plan.fitted(draft)
-        drafted = time.perf_counter()
-        batch = self.runner.batch(plan, draft)
-        context = self.runner.context(batch)
-        hidden, logits = self.runner.forward(batch, context)
-        verdict = verify(plan, draft, logits, self.sampler)
-        self.state.commit(plan, verdict.accepted, verdict.tokens_L, hidden)
-        verified = time.perf_counter()
-        self.proposer.observe(plan, batch, context, hidden, verdict)
-        draft_seconds = drafted - started + time.perf_counter() - verified
-        return plan, Outcome(verdict, draft_seconds, self.runner.is_usual)
+    def _land_ahead(self) -> None:
+        """Ends a step that was launched ahead: rows are about to be changed from outside."""
+        if self.ahead.launch is not None:
+            self.faults.untold = self.faults.guarded(lambda: self._step(go_ahead=False)).rows
 
     def add(self, request: Request) -> None:
         """Queues a request; one that could never run is refused here."""
@@ -197,7 +142,7 @@ class Engine:
 
     def cancel(self, request_id: str) -> StepOutput:
         """Ends a row at once and frees all it held; an unknown or finished one is no error."""
-        self._catch_up()
+        self._land_ahead()
         # Whoever cancels a row does not expect to hear of it any more, even if it has just come to its end.
         self.faults.untold = tuple(told for told in self.faults.untold if told.request.id != request_id)
         row = self.scheduler.find(request_id)

@@ -14,6 +14,7 @@ from headlong.checkpoint import source
 from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.config import EngineConfig
 from headlong.engine.accounting import refusing_oom
+from headlong.engine.assemble import assemble
 from headlong.engine.build import build, survey
 from headlong.engine.client import Drafting, EngineDescription
 from headlong.engine.collect import Collector
@@ -57,7 +58,7 @@ class Service:
             built = build(blueprint, device=device, progress=progress)
             drafter = load_draft_model(config, blueprint.config.vocab_size, device, progress)
         eos_ids = _eos_ids(checkpoint, blueprint.config.eos_token_ids, tokenizer)
-        engine = Engine(built, config, tokenizer, drafter, eos_ids)
+        engine = assemble(built, config, tokenizer, drafter, eos_ids)
         for line in engine.memory.lines():
             log.info(line)
         template = None

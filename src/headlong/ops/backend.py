@@ -20,6 +20,7 @@ from headlong.ops.norm.normed import Norm
 from headlong.ops.prepared import PreparedStep
 from headlong.ops.program import CompiledProgram, Instruction
 from headlong.ops.silu_mul.swiglu import SwiGlu
+from headlong.ops.step.ops import StepOps
 from headlong.quant.format import Format, Weight
 from headlong.types import Rows
 
@@ -137,6 +138,11 @@ class Backend(Protocol):
     @property
     def sample(self) -> Sample | None:
         """Filters the logits of each row and draws, in one call; None where the sampler does one after the other."""
+        ...
+
+    @property
+    def step(self) -> StepOps:
+        """How a step that asks the host for nothing begins and ends."""
         ...
 
     @property

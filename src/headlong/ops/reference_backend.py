@@ -28,6 +28,8 @@ from headlong.ops.prepared import PreparedStep
 from headlong.ops.program import CompiledProgram, Instruction
 from headlong.ops.silu_mul import reference as silu_mul
 from headlong.ops.silu_mul.swiglu import SwiGlu
+from headlong.ops.step import reference as step
+from headlong.ops.step.ops import StepOps
 from headlong.quant.format import Format, PackedWeight, Weight
 from headlong.types import Rows
 
@@ -179,6 +181,10 @@ class ReferenceBackend(Backend):
     @property
     def sample(self) -> Sample | None:
         return None
+
+    @property
+    def step(self) -> StepOps:
+        return step.OPS
 
     @property
     def penalise(self) -> Penalise | None:

@@ -31,6 +31,8 @@ from headlong.ops.penalise.triton import penalise
 from headlong.ops.prepared import PreparedStep
 from headlong.ops.reference_backend import ReferenceBackend
 from headlong.ops.silu_mul.triton import silu_mul
+from headlong.ops.step import triton as step
+from headlong.ops.step.ops import StepOps
 from headlong.quant.format import Format, Weight
 from headlong.types import Rows
 
@@ -123,6 +125,10 @@ class TritonBackend(ReferenceBackend):
     @property
     def sample(self) -> Sample | None:
         return sample
+
+    @property
+    def step(self) -> StepOps:
+        return step.OPS
 
     @property
     def penalise(self) -> Penalise | None:

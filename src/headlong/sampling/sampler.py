@@ -8,12 +8,12 @@ from torch import Tensor
 from headlong.ops.argmax.reference import argmax
 from headlong.params import SamplingParams
 from headlong.sampling import noise
-from headlong.sampling.constraints import constrain, unpacked
 from headlong.sampling.entries import Entries
 from headlong.sampling.noise import Key
-from headlong.sampling.processors import ANY, Alike, FilterKind, adjust, shape, shape_all
+from headlong.sampling.processors import ANY, Alike, FilterKind, adjust, shape
 from headlong.sampling.table import SamplingTable
 from headlong.sampling.trials import Draw, Penalise, Sample, draws_alike, penalises_alike, samples_alike
+from headlong.sampling.wanted import EvenWanted, RaggedWanted, Wanted
 from headlong.types import TokenLogprobs
 
 
@@ -54,7 +54,7 @@ class Sampler:
     def alike(self, slots: Iterable[int]) -> Alike | None:
         """What rows in these slots ask for, if their tokens can be chosen without the host, but for what grammars
         allow: they all want the best ones, or are all sampled by the same filters, or some do and others are, by any,
-        where there is an op for all filters; and where logits are changed there is an op for that. `choose_alike` then
+        where there is an op for all filters; and where logits are changed there is an op for that. `choose_even` then
         gives their tokens."""
         kinds: set[FilterKind] = set()
         greedy = penalised = biased = early = constrained = False
@@ -74,7 +74,11 @@ class Sampler:
             return None
         return Alike(kinds.pop() if kinds else None, greedy, penalised, biased, early, constrained)
 
-    def choose_alike(
+    def choose(self, logits_LV: Tensor, entries: Entries) -> Tensor:
+        """The target's token at each entry."""
+        return self._choose(logits_LV, RaggedWanted(self.table, entries))
+
+    def choose_even(
         self,
         logits_NV: Tensor,
         slots_R: Tensor,
@@ -87,61 +91,23 @@ class Sampler:
         after all its drafts, each of the others after one less; where nothing is changed, nobody asks for drafts, and
         for positions only where tokens are sampled or rows have a minimum length. What penalised rows have seen is up
         to date in the tally. `bits_NB` say which tokens are allowed, if not all are."""
-        if asked.penalised or asked.biased:
-            logits_NV = self._changed(logits_NV, slots_R, drafts_RK, asked)
-        if asked.kind is None and not asked.early:
-            return self.argmax(_allowed(logits_NV, bits_NB))
-        assert positions_N is not None, "noise and minimum lengths are matters of the position"
-        each = len(logits_NV) // len(slots_R)
-        slots_N = slots_R if each == 1 else slots_R.repeat_interleave(each)
-        if asked.early:
-            too_early_N1 = (positions_N < self.table.earliest[slots_N])[:, None]
-            logits_NV = logits_NV.masked_fill(self.table.stops[slots_N] & too_early_N1, -torch.inf)
-        logits_NV = _allowed(logits_NV, bits_NB)
-        if asked.kind is None:
-            return self.argmax(logits_NV)
-        keys_N4 = self.table.keys(slots_N, positions_N)
-        if self._sample is None:
-            seed, choice, position, stream = keys_N4.unbind(1)
-            scores_NV = shape_all(logits_NV, slots_N, self.table, asked.kind)
-            return self._drawn(scores_NV, (seed, choice, position, stream))
-        filters_N4 = self.table.filters(slots_N)
-        if not asked.greedy:
-            return self._sample(logits_NV.float(), filters_N4, keys_N4)
-        greedy_N = filters_N4[:, 0] == 0.0
-        filters_N4 = torch.where(greedy_N[:, None], self._least_filters, filters_N4)
-        sampled_N = self._sample(logits_NV.float(), filters_N4, keys_N4)
-        return torch.where(greedy_N, self.argmax(logits_NV), sampled_N)
-
-    def _changed(self, logits_NV: Tensor, slots_R: Tensor, drafts_RK: Tensor, asked: Alike) -> Tensor:
-        assert self._penalise is not None, "such rows are not alike then"
-        counts_SV = self.table.tally.counts_SV if asked.penalised else None
-        bias_SV = self.table.bias if asked.biased else None
-        return self._penalise(
-            logits_NV.float(), slots_R, self.table.changes_S5, counts_SV, bias_SV, drafts_RK
+        wanted = EvenWanted(
+            self.table, self._penalise, slots_R, positions_N, drafts_RK, asked, bits_NB, self._least_filters
         )
+        return self._choose(logits_NV, wanted)
 
-    def choose(self, logits_LV: Tensor, entries: Entries) -> Tensor:
-        """The target's token at each entry: argmax, of the logits or of logits plus that position's noise."""
-        adjusted = adjust(logits_LV, entries, self.table)
-        sampled = entries.which(lambda p: not p.greedy)
-        if not sampled:
-            return self.argmax(adjusted)
-        index = torch.tensor(sampled, device=adjusted.device)
-        if len(sampled) == len(adjusted):
-            return self._sampled(adjusted, entries, index)
-        tokens_L = self.argmax(adjusted)
-        tokens_L[index] = self._sampled(adjusted, entries, index)
-        return tokens_L
-
-    def _sampled(self, adjusted_LV: Tensor, entries: Entries, index: Tensor) -> Tensor:
+    def _choose(self, logits_LV: Tensor, wanted: Wanted) -> Tensor:
+        """argmax, of the logits as they are wanted, or of what filters leave of them plus each position's noise."""
+        adjusted_LV = wanted.adjusted(logits_LV)
+        if wanted.sampled == "none":
+            return self.argmax(adjusted_LV)
         if self._sample is None or adjusted_LV.dtype != torch.float32:
-            scores = shape(adjusted_LV, entries, self.table, index.tolist())
-            return self.draw(scores, entries, index, noise.TARGET)
-        rows_MV = adjusted_LV if len(index) == len(adjusted_LV) else adjusted_LV[index]
-        slots_M = entries.slots_L[index]
-        keys_M4 = self.table.keys(slots_M, entries.positions_L[index])
-        return self._sample(rows_MV, self.table.filters(slots_M), keys_M4)
+            sampled_M = self._drawn(wanted.shaped(adjusted_LV), wanted.keys_M4)
+        else:
+            sampled_M = self._sample(wanted.picked(adjusted_LV), wanted.filters_M4, wanted.keys_M4)
+        if wanted.sampled == "all":
+            return sampled_M
+        return wanted.mixed(self.argmax(adjusted_LV), sampled_M)
 
     def propose(self, logits_LV: Tensor, entries: Entries) -> tuple[Tensor, Tensor | None]:
         """A draft's token at each entry, and q where a request's verification needs it. Coupled rows share
@@ -164,11 +130,13 @@ class Sampler:
 
     def draw(self, scores_MV: Tensor, entries: Entries, index: Tensor, stream: int) -> Tensor:
         """argmax(scores + Gumbel noise): a sample of softmax(scores)."""
-        return self._drawn(scores_MV, self._key(entries, index, stream))
+        return self._drawn(scores_MV, torch.stack(self._key(entries, index, stream), dim=1))
 
-    def _drawn(self, scores_MV: Tensor, key: Key) -> Tensor:
+    def _drawn(self, scores_MV: Tensor, keys_M4: Tensor) -> Tensor:
         if self._draw is not None:
-            return self._draw(scores_MV, torch.stack(key, dim=1))
+            return self._draw(scores_MV, keys_M4)
+        seed, choice, position, streams = keys_M4.unbind(1)
+        key = seed, choice, position, streams
         kept = torch.isfinite(scores_MV)
         # Where little is left, noise for the rest is wasted; finding out would stall a GPU.
         if scores_MV.device.type == "cpu" and kept.sum() * 8 < kept.numel():
@@ -209,10 +177,6 @@ class Sampler:
             # drafted again after a rejection stands at another offset and must not see those numbers again.
             streams += len(noise.STREAMS) * entries.offsets_L[index]
         return self.table.seed[slots], self.table.choice[slots], positions, streams
-
-
-def _allowed(logits_NV: Tensor, bits_NB: Tensor | None) -> Tensor:
-    return logits_NV if bits_NB is None else constrain(logits_NV, unpacked(bits_NB, logits_NV.shape[1]))
 
 
 def _best(logprobs_MV: Tensor, count: int) -> list[list[tuple[int, float]]]:

@@ -26,6 +26,8 @@ class Continuing(Proposer, Protocol):
 class First:
     """Each row takes the drafts of the first part that has any for it."""
 
+    device_drafter = None
+
     def __init__(self, *parts: Proposer) -> None:
         self.parts = parts
         self.max_drafts = max(part.max_drafts for part in parts)
@@ -64,6 +66,8 @@ class First:
 
 class Then:
     """The first part drafts `first_drafts` tokens at most, and the second goes on after the last of them."""
+
+    device_drafter = None
 
     def __init__(self, first: Proposer, second: Continuing, first_drafts: int) -> None:
         self.first = first

@@ -58,6 +58,8 @@ class _Reading:
 class DraftModelProposer:
     """`state` is the target's; the runner's is the drafter's own, with room for as many drafts."""
 
+    device_drafter = None
+
     def __init__(self, runner: ModelRunner, state: State, sampler: Sampler, chunk_tokens: int) -> None:
         check_vocabulary(runner.model.config.vocab_size, sampler.table.vocab_size)
         assert runner.state.max_drafts >= state.max_drafts and runner.state.slots.size >= state.slots.size

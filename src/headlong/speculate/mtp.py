@@ -68,6 +68,14 @@ class MtpProposer:
         made = make_drafts(_Passes(self, rows), HostChoice(self.sampler, rows, self.vocabulary), live)
         return spread(plan, numbers, made, live.counts)
 
+    @property
+    def device_drafter(self) -> "MtpProposer":
+        return self
+
+    def forward(self, tokens_N: Tensor, hidden_ND: Tensor, context: Context, depth: int = 0) -> Tensor:
+        """The head's output for each token, given the hidden state before it, at a depth of drafts."""
+        return self.reader.forward(tokens_N, hidden_ND, context, depth)
+
     def draft_pass(
         self, tokens_L: Tensor, hidden_LD: Tensor, context: Context, depth: int
     ) -> tuple[Tensor, Tensor]:
@@ -75,8 +83,7 @@ class MtpProposer:
         depth %= self.head.num_layers
 
         def run(tokens_L: Tensor, hidden_LD: Tensor, context: Context) -> tuple[Tensor, ...]:
-            embedding_LD, layers = self.model.embed(tokens_L), self.state.layers
-            out_LD = self.head.forward(embedding_LD, hidden_LD, context, layers, depth)
+            out_LD = self.forward(tokens_L, hidden_LD, context, depth)
             return out_LD, self.vocabulary.logits(out_LD)
 
         out_LD, logits_LT = self._recorded(f"draft {depth}", run, tokens_L, hidden_LD, context)
@@ -86,7 +93,7 @@ class MtpProposer:
         """The head's output for pairs."""
 
         def run(next_N: Tensor, hidden_ND: Tensor, context: Context) -> tuple[Tensor, ...]:
-            return (self.head.forward(self.model.embed(next_N), hidden_ND, context, self.state.layers),)
+            return (self.forward(next_N, hidden_ND, context),)
 
         return self._recorded("read", run, next_N, hidden_ND, context)[0]
 
@@ -138,7 +145,7 @@ class MtpProposer:
             self._resume({row.request.id for row in plan.rows if self.waiting.holds(row.request.id)})
         return reads
 
-    def put_off(self, plan: Plan, hidden_ND: Tensor, verdict: Verdict) -> None:
+    def defer(self, plan: Plan, hidden_ND: Tensor, verdict: Verdict) -> None:
         """A step of one token a row that the head did not read: the pairs of rows that may draft wait."""
         if self._goes_on(plan, hidden_ND, verdict):
             return
@@ -263,7 +270,9 @@ class _Passes:
         if stay is not None:
             self._hidden_LD = self._hidden_LD[torch.tensor(stay, device=self._hidden_LD.device)]
         context = self._context(len(drafts) - 1, live)
-        self._hidden_LD, logits_LT = self._proposer.draft_pass(drafts[-1], self._hidden_LD, context, len(drafts))
+        self._hidden_LD, logits_LT = self._proposer.draft_pass(
+            drafts[-1], self._hidden_LD, context, len(drafts)
+        )
         return logits_LT
 
     def _context(self, index: int, live: list[int]) -> Context:

@@ -125,6 +125,8 @@ class SuffixIndex:
 class NgramProposer:
     """One index for each row that drafts, made when it first does and gone with the row."""
 
+    device_drafter = None
+
     def __init__(
         self, state: State, vocab_size: int, min_match: int = MIN_MATCH, max_match: int = MAX_MATCH
     ) -> None:

@@ -61,6 +61,10 @@ class PairReader:
         self.head = head
         self.state = state
 
+    def forward(self, tokens_N: Tensor, hidden_ND: Tensor, context: Context, depth: int = 0) -> Tensor:
+        """The head's output for pairs, at a depth of drafts."""
+        return self.head.forward(self.model.embed(tokens_N), hidden_ND, context, self.state.layers, depth)
+
     def read(self, rows: list[Pairs], owed: Sequence[OnPage] = ()) -> None:
         """Primes the head with these pairs; the last of each row gives its carry. Later than at once makes no
         difference: what a pair leaves depends on the pairs before it alone. What is `owed` is written before them."""
@@ -73,7 +77,7 @@ class PairReader:
             self.write(earlier)
         lens = tuple(row.end - row.start for row in rows)
         context = self._context(rows, [row.start for row in rows], lens, [row.held.pages for row in rows])
-        out_ND = self.head.forward(*self._inputs(rows), context, self.state.layers)
+        out_ND = self.forward(*self._inputs(rows), context)
         last, total = [], 0
         for length in lens:
             total += length
@@ -86,13 +90,14 @@ class PairReader:
         size = self.state.page_size
         starts, lens = [piece.start % size for piece in pieces], tuple(piece.num_pairs for piece in pieces)
         context = self._context(pieces, starts, lens, [[piece.page] for piece in pieces])
-        self.head.remember(*self._inputs(pieces), context, self.state.layers)
+        tokens_N, hidden_ND = self._inputs(pieces)
+        self.head.remember(self.model.embed(tokens_N), hidden_ND, context, self.state.layers)
 
     def _inputs(self, parts: Sequence[Pairs | OnPage]) -> tuple[Tensor, Tensor]:
         if len(parts) == 1:
-            return self.model.embed(parts[0].tokens_N), parts[0].hidden_ND
+            return parts[0].tokens_N, parts[0].hidden_ND
         tokens_N = torch.cat([part.tokens_N for part in parts])
-        return self.model.embed(tokens_N), torch.cat([part.hidden_ND for part in parts])
+        return tokens_N, torch.cat([part.hidden_ND for part in parts])
 
     def _context(
         self,

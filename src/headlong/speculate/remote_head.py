@@ -27,6 +27,8 @@ from headlong.types import Batch, Draft, Plan, Verdict
 class RemoteHead:
     """An `MtpProposer` over there, and all that travels."""
 
+    device_drafter = None
+
     def __init__(
         self,
         ends: Embeddings,

@@ -12,6 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from headlong.ops.penalise.reference import count
+from headlong.ops.step.ops import StepOps
+
 
 def num_accepted(tokens: Sequence[int], drafts: Sequence[int]) -> int:
     """How many of a row's drafts, from the first on, are the target's own tokens."""
@@ -48,6 +51,12 @@ def begin(
         at = first_ahead + index * padded
         position_X[at : at + num_rows] = known_R2[:, 0] + index
     return slots_R.long(), pages_SP[slots_R.long(), :num_pages]
+
+
+def look_up(position_X: Tensor, cos_table: Tensor, sin_table: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of two tables [positions, 1, D]."""
+    at_X = position_X.long()
+    return cos_table[at_X], sin_table[at_X]
 
 
 def feed(slots_R: Tensor, last_token_S: Tensor, drafts_RK: Tensor, times: Tensor) -> Tensor:
@@ -92,3 +101,6 @@ def carry(out_ND: Tensor, last_R: Tensor, slots_R: Tensor, carry_SD: Tensor, tim
     """What the head said of each row's last token is where its next draft starts."""
     times[3] = 0
     carry_SD[slots_R] = out_ND[last_R]
+
+
+OPS = StepOps(begin, look_up, feed, accept, carry, count)

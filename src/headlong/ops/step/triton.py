@@ -17,6 +17,8 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
+from headlong.ops.penalise.triton import count
+from headlong.ops.step.ops import StepOps
 from headlong.ops.triton_launch import LAUNCH_OPTIONS, launch_dependents_and_wait
 
 PAGES_AT_ONCE, CARRIED_AT_ONCE = 256, 1024
@@ -135,9 +137,9 @@ def feed(slots_R: Tensor, last_token_S: Tensor, drafts_RK: Tensor, times: Tensor
 
 
 @triton.jit
-def _settle(
+def _accept(
     given_R4, position_X, slots_R, chosen_N, drafts_RK, logits_NV, vocab, stops_SM,
-    last_token_S, place_S2, settled_R, found, num_rows, times,
+    last_token_S, place_S2, last_R, found, num_rows, times,
     K: tl.constexpr, WIDTH: tl.constexpr, STOPS: tl.constexpr,
 ):  # fmt: skip
     launch_dependents_and_wait()
@@ -162,14 +164,14 @@ def _settle(
     start = tl.load(position_X + first)
     tl.store(place_S2 + 2 * slot, tl.where(ends, -1, start + 1 + accepted))
     tl.store(place_S2 + 2 * slot + 1, accepted)
-    tl.store(settled_R + row, (first + accepted).to(tl.int64))
+    tl.store(last_R + row, (first + accepted).to(tl.int64))
     tl.store(found + first + place, chosen, mask=here)
     tl.store(found + total + first + place, is_number.to(tl.int64), mask=here)
     tl.store(found + 2 * total + row, accepted.to(tl.int64))
     tl.store(found + 2 * total + num_rows + row * K + place, drafts, mask=place < K)
 
 
-def settle(
+def accept(
     given_R4: Tensor, position_X: Tensor, slots_R: Tensor, chosen_N: Tensor, drafts_RK: Tensor, logits_NV: Tensor,
     stops_SM: Tensor, last_token_S: Tensor, place_S2: Tensor, found_X: Tensor, times: Tensor,
 ) -> Tensor:  # fmt: skip
@@ -177,29 +179,32 @@ def settle(
     target's tokens, whether their logits are numbers, how many drafts stand, drafts. Gives the last token that stands
     of each row, among all."""
     num_rows, drafts = drafts_RK.shape
-    settled_R = torch.empty_like(slots_R)
-    _settle[(num_rows,)](
+    last_R = torch.empty_like(slots_R)
+    _accept[(num_rows,)](
         given_R4, position_X, slots_R, chosen_N, drafts_RK, logits_NV, logits_NV.stride(0), stops_SM,
-        last_token_S, place_S2, settled_R, found_X, num_rows, times,
+        last_token_S, place_S2, last_R, found_X, num_rows, times,
         K=drafts, WIDTH=triton.next_power_of_2(drafts + 1), STOPS=stops_SM.shape[1], **LAUNCH_OPTIONS,
     )  # fmt: skip
-    return settled_R
+    return last_R
 
 
 @triton.jit
-def _carry(out_ND, settled_R, slots_R, carry_SD, times, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def _carry(out_ND, last_R, slots_R, carry_SD, times, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     launch_dependents_and_wait()
     row, place = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     if (row == 0) & (tl.program_id(1) == 0):
         mark(times, 3)
     inside = place < SIZE
-    out = tl.load(out_ND + tl.load(settled_R + row) * SIZE + place, mask=inside)
+    out = tl.load(out_ND + tl.load(last_R + row) * SIZE + place, mask=inside)
     tl.store(carry_SD + tl.load(slots_R + row) * SIZE + place, out, mask=inside)
 
 
-def carry(out_ND: Tensor, settled_R: Tensor, slots_R: Tensor, carry_SD: Tensor, times: Tensor) -> None:
+def carry(out_ND: Tensor, last_R: Tensor, slots_R: Tensor, carry_SD: Tensor, times: Tensor) -> None:
     """What the head said of each row's last token is where its next draft starts."""
     size = out_ND.shape[1]
     _carry[(len(slots_R), triton.cdiv(size, CARRIED_AT_ONCE))](
-        out_ND, settled_R, slots_R, carry_SD, times, SIZE=size, BLOCK=CARRIED_AT_ONCE, **LAUNCH_OPTIONS
+        out_ND, last_R, slots_R, carry_SD, times, SIZE=size, BLOCK=CARRIED_AT_ONCE, **LAUNCH_OPTIONS
     )
+
+
+OPS = StepOps(begin, look_up, feed, accept, carry, count)

@@ -1,0 +1,83 @@
+"""A step that the host goes through stage by stage: it takes every plan, prompts and any drafter among them."""
+
+import time
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from headlong.engine.runner import Runner
+from headlong.engine.step.stages import run
+from headlong.engine.step.stepper import Landed
+from headlong.layers.context import Context
+from headlong.sampling.sampler import Sampler
+from headlong.speculate.proposer import Proposer
+from headlong.speculate.verify import verify
+from headlong.types import Batch, Draft, Plan, Verdict
+
+
+class Drafted(NamedTuple):
+    """The drafts, and the plan with those that were really made."""
+
+    plan: Plan
+    draft: Draft | None
+
+
+class Computed(NamedTuple):
+    """The target's pass."""
+
+    batch: Batch
+    context: Context
+    hidden_ND: Tensor
+    logits_LV: Tensor
+
+
+@dataclass(frozen=True)
+class HostLaunch:
+    """A step that was computed when it was launched."""
+
+    plan: Plan
+    landed: Landed
+    is_under_way: bool = False
+    is_awaited: bool = True
+
+    def land(self, *, followed: bool = False) -> Landed:  # noqa: ARG002
+        return self.landed
+
+
+class HostStepper:
+    """A model with its drafter; the stages are its own methods."""
+
+    def __init__(self, runner: Runner, proposer: Proposer, sampler: Sampler) -> None:
+        self.runner, self.proposer, self.sampler = runner, proposer, sampler
+        self._draft_seconds = 0.0
+
+    def takes(self, plan: Plan) -> bool:  # noqa: ARG002
+        return True
+
+    def launch(self, plan: Plan) -> HostLaunch:
+        drafted, _, verdict = run(self, plan)
+        landed = Landed(drafted.plan, verdict, self._draft_seconds, self.runner.is_usual)
+        return HostLaunch(plan, landed)
+
+    def draft(self, plan: Plan) -> Drafted:
+        started = time.perf_counter()
+        draft = self.proposer.propose(plan)
+        plan = plan.fitted(draft)
+        self._draft_seconds = time.perf_counter() - started
+        return Drafted(plan, draft)
+
+    def forward(self, plan: Plan, draft: Drafted) -> Computed:  # noqa: ARG002
+        batch = self.runner.batch(*draft)
+        context = self.runner.context(batch)
+        return Computed(batch, context, *self.runner.forward(batch, context))
+
+    def verify(self, plan: Plan, draft: Drafted, computed: Computed) -> Verdict:  # noqa: ARG002
+        return verify(*draft, computed.logits_LV, self.sampler)
+
+    def commit(self, plan: Plan, draft: Drafted, computed: Computed, verdict: Verdict) -> None:  # noqa: ARG002
+        batch, context, hidden_ND, _ = computed
+        self.runner.state.commit(draft.plan, verdict.accepted, verdict.tokens_L, hidden_ND)
+        committed = time.perf_counter()
+        self.proposer.observe(draft.plan, batch, context, hidden_ND, verdict)
+        self._draft_seconds += time.perf_counter() - committed
