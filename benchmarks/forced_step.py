@@ -1,6 +1,9 @@
-"""A step in which drafts stand with a given chance, whatever the model says: random weights accept nothing."""
+"""Steps in which drafts stand with a given chance, whatever the model says: random weights accept nothing."""
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,6 +11,7 @@ from torch import Tensor
 from headlong.engine.engine import Engine
 from headlong.engine.step.device import DeviceStages, Drafted, EvenStep
 from headlong.engine.step.device_stepper import DeviceLaunch
+from headlong.engine.step.grammar import GrammarStepper
 from headlong.engine.step.graph import GraphStepper
 from headlong.types import Plan
 
@@ -16,10 +20,19 @@ class ForcedStages(DeviceStages):
     """Before the verdict the target's tokens are changed into the drafts, the earlier ones first; all else is the
     engine's own."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, rate: float) -> None:
         drafter = engine.proposer.device_drafter
         super().__init__(engine.model, engine.state, engine.sampler, drafter, engine.max_len)
+        self.rate, self.rng = rate, random.Random(0)
         self.stand_R = torch.zeros(engine.state.slots.size, dtype=torch.long, device=self.device)
+
+    def decide(self, plan: Plan) -> None:
+        """Decides by chance how many drafts of each row stand in the step that is launched next."""
+        counts = [0] * len(self.stand_R)
+        for number, row in enumerate(plan.rows):
+            while counts[number] < row.num_drafts and self.rng.random() < self.rate:
+                counts[number] += 1
+        self.stand_R.copy_(torch.tensor(counts), non_blocking=True)
 
     def choose(self, plan: EvenStep, draft: Drafted, logits_NV: Tensor) -> Tensor:
         drafts_RK = draft.drafts_RK
@@ -30,18 +43,23 @@ class ForcedStages(DeviceStages):
         return chosen_RJ.flatten()
 
 
-class ForcedStep(GraphStepper):
-    """Decides by chance which drafts of a step stand."""
+@contextmanager
+def forced_steps(engine: Engine, rate: float) -> Iterator[None]:
+    """Inside it, the engine's CUDA graphs, with a grammar or without, are those of forced stages."""
+    steppers, stages = engine.steppers, ForcedStages(engine, rate)
+    honest = steppers.graph, steppers.grammar
+    steppers.graph, steppers.grammar = GraphStepper(stages), GrammarStepper(stages)
+    for stepper in (steppers.graph, steppers.grammar):
+        stepper.launch = _deciding(stages, stepper.launch)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        steppers.graph, steppers.grammar = honest
 
-    def __init__(self, engine: Engine, rate: float) -> None:
-        self.forced = ForcedStages(engine)
-        super().__init__(self.forced)
-        self.rate, self.rng = rate, random.Random(0)
 
-    def launch(self, plan: Plan, *, goes_on: bool = False) -> DeviceLaunch:
-        counts = [0] * len(self.forced.stand_R)
-        for number, row in enumerate(plan.rows):
-            while counts[number] < row.num_drafts and self.rng.random() < self.rate:
-                counts[number] += 1
-        self.forced.stand_R.copy_(torch.tensor(counts), non_blocking=True)
-        return super().launch(plan, goes_on=goes_on)
+def _deciding(stages: ForcedStages, launch: Any) -> Any:
+    def decide_and_launch(plan: Plan, **how: bool) -> DeviceLaunch:
+        stages.decide(plan)
+        return launch(plan, **how)
+
+    return decide_and_launch

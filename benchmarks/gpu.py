@@ -30,7 +30,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from forced_step import ForcedStep
+from forced_step import forced_steps
 from halved import HELD, Halved
 from headlong import LLM, SamplingParams
 from headlong.config import EngineConfig
@@ -262,18 +262,16 @@ class Bench:
 
     def throughput(self, depth: int, rate: float, steps: int = 40) -> float:
         """Tokens a second where drafts are taken as accepted with this chance each, through the engine's own commit."""
-        steppers = self.engine.steppers
-        honest, steppers.graph = steppers.graph, ForcedStep(self.engine, rate)
-        self.fill(depth)
-        for _ in range(5):
-            self.engine.step()
-        torch.cuda.synchronize()
-        started, tokens = time.perf_counter(), 0
-        for _ in range(steps):
-            tokens += sum(len(row.token_ids) for row in self.engine.step().rows)
-        seconds = time.perf_counter() - started
-        self.clear()
-        steppers.graph = honest
+        with forced_steps(self.engine, rate):
+            self.fill(depth)
+            for _ in range(5):
+                self.engine.step()
+            torch.cuda.synchronize()
+            started, tokens = time.perf_counter(), 0
+            for _ in range(steps):
+                tokens += sum(len(row.token_ids) for row in self.engine.step().rows)
+            seconds = time.perf_counter() - started
+            self.clear()
         return tokens / seconds
 
 
