@@ -110,7 +110,7 @@ def walk() -> list[str]:
         y += 48
     plan, first = y - 48, y
     y += 34
-    parts.append(text(x + 12, first + 23, "step", "name"))
+    parts.append(text(x + 12, first + 23, "stepper", "name"))
     parts.append(text(x + 84, first + 23, STEPPERS))
     for entry in STAGES:
         parts += row(x + 10, y, width - 20, entry, "stage", 84)

@@ -193,6 +193,7 @@ def test_the_last_row_leaves_and_nothing_of_the_others_is_lost(folder, truth):
     assert not engine.has_work
 
 
+@pytest.mark.slow
 def test_a_fault_while_a_step_is_under_way(folder, truth, monkeypatch):
     engine = load(folder).engine
     for name, prompt in PROMPTS.items():
@@ -228,6 +229,7 @@ def test_poison_while_a_step_is_under_way(folder, truth, monkeypatch):
     assert {name: before[name] + after[name] for name in truth} == truth
 
 
+@pytest.mark.slow
 def test_penalised_rows_are_read_again(folder, penalised_truth, monkeypatch):
     """After a fault, and after one was put back, while the device counted what nobody had read."""
     engine = load(folder).engine

@@ -54,7 +54,7 @@ def mixed(service, depths, **choice) -> list:
         pytest.param({}, (0, 0), marks=pytest.mark.slow),
         ({}, (3, 1)),
         pytest.param({}, (None, 2), marks=pytest.mark.slow),
-        (SAMPLED, (1, 2)),
+        pytest.param(SAMPLED, (1, 2), marks=pytest.mark.slow),
     ],
     ids=["plain", "drafted", "as the engine chooses", "sampled"],
 )

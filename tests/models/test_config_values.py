@@ -23,7 +23,7 @@ def moe(tmp_path_factory):
     return tiny.make(tmp_path_factory.mktemp("moe"), "moe", vocab_size=64)
 
 
-@pytest.mark.parametrize("model_type", ["gemma", "qwen3", "qwen3_5_vision", "", None, 7, [], {}])
+@pytest.mark.parametrize("model_type", ["gemma", "qwen1", "qwen3_5_vision", "", None, 7, [], {}])
 def test_unsupported_model_types(model_type):
     with pytest.raises(ConfigError, match=r"model_type .* is not supported; Headlong serves .*qwen3_5"):
         registry.find({"model_type": model_type})

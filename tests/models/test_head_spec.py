@@ -51,7 +51,7 @@ def said(completions):
     return [(completion.token_ids, completion.logprobs) for completion in completions]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", pytest.param("float64", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "sizes",
     [

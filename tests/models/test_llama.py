@@ -54,7 +54,17 @@ def asked(depths):
     return prompts, params
 
 
-@pytest.mark.parametrize("depths", [(1,), (2,), (3,), (4,), (0, 3, 1, 4, 2)], ids=str)
+@pytest.mark.parametrize(
+    "depths",
+    [
+        (1,),
+        pytest.param((2,), marks=pytest.mark.slow),
+        (3,),
+        pytest.param((4,), marks=pytest.mark.slow),
+        (0, 3, 1, 4, 2),
+    ],
+    ids=str,
+)
 def test_drafting_and_company_change_no_token(llm, depths):
     prompts, params = asked((0,))
     alone = [llm.generate(prompt, own) for prompt, own in zip(prompts, params, strict=True)]

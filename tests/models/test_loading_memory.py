@@ -99,7 +99,7 @@ def measure(path, dtype):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_peak_is_the_model_and_its_largest_tensor(tmp_path, dtype):
     """Native products take bfloat16 as it is stored; others have it widened."""
     factor = 2 if dtype == "float32" and native.library() is None else 1
@@ -110,7 +110,15 @@ def test_peak_is_the_model_and_its_largest_tensor(tmp_path, dtype):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("kind", ["fp8", "fp8_block", "int8", "int4"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("fp8", marks=pytest.mark.slow),
+        "fp8_block",
+        pytest.param("int8", marks=pytest.mark.slow),
+        "int4",
+    ],
+)
 def test_a_packed_model_takes_what_its_file_takes(tmp_path, kind):
     largest = write(tmp_path, kind)
     size = (tmp_path / "model.safetensors").stat().st_size

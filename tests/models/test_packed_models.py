@@ -217,8 +217,8 @@ def test_zero_points_that_tensors_cannot_tell(dense, tmp_path):
     """A GPTQ head of the second version beside a config that says the first: drafts are poor until it is said."""
     stored, meant = packed(tiny.tensors(dense), None, "gptq_v2")
     write(tmp_path, dense, stored)
-    right = load(tmp_path, draft_quantization="gptq_v2").head.fc
-    wrong = load(tmp_path).head.fc
+    right = load(tmp_path, draft_quantization="gptq_v2").head.layers[0].join.parts[0]
+    wrong = load(tmp_path).head.layers[0].join.parts[0]
     each = torch.eye(right.in_features)
     torch.testing.assert_close(right(each).T, meant["mtp.fc.weight"])
     assert (wrong(each).T - meant["mtp.fc.weight"]).abs().mean() > 0.01

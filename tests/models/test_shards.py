@@ -50,8 +50,9 @@ def follow(instructions: list[Instruction], split: set[Buffer]) -> None:
 
 def test_what_is_split_by_output_feeds_what_is_split_by_input(built):
     model, head = built.model, built.head
-    assert head is None or head.layer not in model.layers
-    for layer in (*model.layers, *(() if head is None else [head.layer])):
+    blocks = [] if head is None else [each.layer for each in head.layers]
+    assert not set(map(id, blocks)) & set(map(id, model.layers))
+    for layer in (*model.layers, *blocks):
         split: set[Buffer] = set()
         follow(layer.instructions(), split)
         assert not {STREAM, GIVEN} & split, "layers leave what everybody has"
@@ -74,7 +75,7 @@ def linears(thing, seen):
 
 def test_every_linear_declares_it(built):
     """On the linear itself, not by what its class says where nobody asked."""
-    heads = () if built.head is None else (built.head.fc,)
+    heads = [] if built.head is None else [part for each in built.head.layers for part in each.join.parts]
     found = list(linears([built.model.layers, built.model.lm_head, built.model.embedding, *heads], {}))
     assert all("shard" in vars(linear) for linear in found)
     assert {linear.shard for linear in found} >= {Shard.OUTPUT, Shard.INPUT}

@@ -279,6 +279,7 @@ def test_blocks_that_are_not_ready_are_waited_for(programs, kind):
     assert order(programs[f"experts {kind} False"], WAIT, COPY, LOAD)[0] == WAIT
 
 
+@pytest.mark.slow
 def test_products_fit_smaller_gpus():
     """At every width that may serve; a product that asks for more memory than there is would not start."""
     taken = told_by(SMALLER, str(SMALL_MEMORY))

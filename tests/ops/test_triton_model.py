@@ -46,7 +46,7 @@ def driven(folder, monkeypatch, triton: str) -> Driver:
     serves = triton == "interpret"
     assert isinstance(built.model.lm_head, TritonLinear) == serves
     assert built.head is not None
-    mlps = [layer.mlp for layer in (*built.model.layers, built.head.layer)]
+    mlps = [layer.mlp for layer in (*built.model.layers, *(each.layer for each in built.head.layers))]
     assert all(isinstance(mlp.experts, TritonExperts) == serves for mlp in mlps if isinstance(mlp, MoeMlp))
     # All of it, the head's experts among it, could be recorded.
     assert not serves or not built.ops.asks_host

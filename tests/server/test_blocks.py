@@ -49,7 +49,7 @@ def read(text, size):
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_blocks_in_order(text, expected, size):
     blocks, changes = read(text, size)
-    assert [(block.kind, block.text) for block in blocks] == expected
+    assert [(block.type, block.text) for block in blocks] == expected
     assert [block.index for block in blocks] == list(range(len(expected)))
     seen = {}
     for what, block, more in changes:

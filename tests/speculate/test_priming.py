@@ -43,7 +43,7 @@ def proposer(driver) -> MtpProposer:
 def head_keys(driver, row):
     """What the head has of a row's settled positions."""
     held, state = driver.state.rows[row], driver.state
-    layer = state.layers[proposer(driver).head.layer.name]
+    layer = state.layers[proposer(driver).head.layers[0].layer.name]
     assert isinstance(layer, PagedKv)
     found = []
     for cache in (layer.keys, layer.values):
@@ -259,7 +259,7 @@ def test_a_restored_row(built, chunk):
     for driver in (eager, restored):
         hidden[driver] = driver.step(Chunk("a", 23, samples=False))["a"].hidden[-1]
     held = restored.state.rows["a"]
-    layer = restored.state.layers[proposer(restored).head.layer.name]
+    layer = restored.state.layers[proposer(restored).head.layers[0].layer.name]
     assert isinstance(layer, PagedKv)
     for cache in (layer.keys, layer.values):
         cache[held.pages[22 // 16], :, 22 % 16] = torch.nan

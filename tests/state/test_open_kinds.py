@@ -22,7 +22,7 @@ from headlong.state.specs import (
     Rollback,
 )
 from headlong.state.state import State
-from headlong.types import Plan, Request, RowPlan, Verdict
+from headlong.types import Plan, Request, RowPlan
 
 PAGE, DRAFTS, SLOTS, PAGES = 8, 3, 3, 12
 
@@ -158,7 +158,7 @@ def pass_over(
     accepted = 0
     while accepted < len(drafts) and drafts[accepted] == text[end + accepted]:
         accepted += 1
-    state.commit(Plan((row,), len(drafts)), Verdict(None, (accepted,), ((),), ((),), ((),)))
+    state.commit(Plan((row,), len(drafts)), (accepted,))
     state.check_integrity()
     return accepted
 
