@@ -28,6 +28,10 @@ from support.written import assert_same
 
 SMALL = {"vocab_size": 6, "num_hidden_layers": 2, "layer_types": [tiny.LINEAR, tiny.FULL]}
 """Of few tokens, so that a random head is right now and then."""
+ON_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -61,8 +65,9 @@ def said(completions):
     ],
     ids=["roomy", "cramped", "in pieces"],
 )
-def test_several_layers_change_no_token(several, dtype, sizes):
-    llm = LLM(several.folder, device="cpu", dtype=dtype, mtp="on", page_size=16, max_context=128, **sizes)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
+def test_several_layers_change_no_token(several, device, dtype, sizes):
+    llm = LLM(several.folder, device=device, dtype=dtype, mtp="on", page_size=16, max_context=128, **sizes)
     steps, step = [], llm.engine.step
 
     def noted():

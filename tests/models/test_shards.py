@@ -14,6 +14,8 @@ FAMILIES = {
     "dense": lambda folder: tiny.make(folder, "dense"),
     "moe": lambda folder: tiny.make(folder, "moe"),
     "next": lambda folder: tiny.make(folder, "next"),
+    "qwen2": lambda folder: tiny.make(folder, "qwen2", head=False),
+    "qwen3": lambda folder: tiny.make(folder, "qwen3", head=False),
     "llama": lambda folder: tiny_llama.make(folder, attention_bias=True, mlp_bias=True),
 }
 
