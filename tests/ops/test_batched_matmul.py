@@ -57,9 +57,8 @@ print("identical")
 """
 
 
-@pytest.mark.parametrize(
-    "native", [pytest.param("0", marks=pytest.mark.slow), "1"], ids=["reference", "native"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("native", ["0", "1"], ids=["reference", "native"])
 def test_the_engine_is_exact_on_the_paths_of_other_cpus(native):
     """As far as libraries can be told to behave as on a CPU without AVX-512."""
     env = os.environ | OTHER_PATHS | {"HEADLONG_NATIVE": native}
