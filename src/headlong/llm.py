@@ -33,6 +33,33 @@ class _Open:
         return self.collector.request.id
 
 
+class _Reading:
+    """Tells a progress callback how much of rows' prompts was read. Ends when every row has tokens: what the prefix
+    cache had is never read, and is known only then."""
+
+    def __init__(self, progress: ProgressFn, rows: list[_Open]) -> None:
+        self._progress = progress
+        self._rows = rows
+        self._total = sum(len(row.collector.request.prompt) for row in rows)
+        self._read = 0
+        self._ended = False
+
+    def count(self, step: StepOutput) -> None:
+        """Call it when the rows have what the step gave them, and nobody has seen it yet."""
+        if self._ended:
+            return
+        if all(row.collector.begun for row in self._rows):
+            self.end()
+            return
+        self._read = min(self._total - 1, self._read + step.num_prompt_tokens)
+        self._progress("read prompt", self._read, self._total)
+
+    def end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._progress("read prompt", self._total, self._total)
+
+
 class LLM:
     """A model ready to generate.
 
@@ -162,8 +189,7 @@ class LLM:
     def _steps(self, rows: list[_Open]) -> Iterator[Chunk]:
         """Steps the engine until these have ended. Other iterators may be open and step it too; what they
         brought for these rows was kept."""
-        total = sum(len(row.collector.request.prompt) for row in rows)
-        read = 0
+        reading = _Reading(self._progress, rows)
         try:
             while True:
                 for row in rows:
@@ -172,13 +198,10 @@ class LLM:
                 if all(row.collector.completion is not None and not row.chunks for row in rows):
                     return
                 step = self.engine.step()
-                if read < total:
-                    read = min(total, read + step.num_prompt_tokens)
-                    self._progress("read prompt", read, total)
                 self._dispatch(step)
+                reading.count(step)
         finally:
-            if read < total:
-                self._progress("read prompt", total, total)
+            reading.end()
             self._leave(rows)
 
     def _dispatch(self, step: StepOutput) -> None:

@@ -27,6 +27,8 @@ class BarProgress:
         self._live = None
 
     def __call__(self, label: str, done: int, total: int) -> None:
+        if done >= total and label not in self._bars:
+            return  # over before anybody could see it
         if self._live is None:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

@@ -23,6 +23,11 @@ class Collector:
         self._prompt_seconds = 0.0
         self._decode_seconds = 0.0
 
+    @property
+    def begun(self) -> bool:
+        """Whether it has tokens, or will have none: its prompt needs no more reading."""
+        return bool(self._tokens) or self.completion is not None
+
     def wait(self, step: StepOutput) -> None:
         """A step that gave this row nothing."""
         if self._tokens:
