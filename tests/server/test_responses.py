@@ -361,19 +361,14 @@ class TestReasoning:
 
 
 REFUSED = [
-    ({"store": True}, "store", "stores nothing"),
     ({"previous_response_id": "resp_1"}, "previous_response_id", "whole conversation in input"),
     ({"conversation": "conv_1"}, "conversation", "whole conversation in input"),
     ({"background": True}, "background", "stream"),
     ({"prompt": {"id": "p"}}, "prompt", "instructions"),
-    ({"truncation": "auto"}, "truncation", "fits the context"),
     ({"tools": [{"type": "web_search"}]}, "tools[0]", "no built-in tools"),
     ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools[0]", "no built-in tools"),
     ({"tool_choice": {"type": "web_search_preview"}}, "tool_choice.type", "function"),
     ({"tool_choice": "required"}, "tool_choice", "no tools"),
-    ({"include": ["file_search_call.results"]}, "include[0]", "message.output_text.logprobs"),
-    ({"reasoning": {"summary": "detailed"}}, "reasoning.summary", "in full"),
-    ({"text": {"verbosity": "low"}}, "text.verbosity", "medium"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "missing"),
     ({"text": {"format": {"type": "yaml"}}}, "text.format", "json_schema"),
     ({"text": {"format": {"type": "regex", "pattern": "("}}}, "text.format", "pattern"),
@@ -390,8 +385,6 @@ REFUSED = [
     ({"n": 2}, "n", "one output"),
     ({"speculative": {"trace": True}}, "speculative.trace", "remove"),
     ({"speculative": {"mtp": 9}}, "speculative.mtp", "maximum"),
-    ({"max_tool_calls": 1}, "max_tool_calls", "leave it out"),
-    ({"shoe_size": 44}, "shoe_size", "not supported"),
 ]
 
 
@@ -409,14 +402,17 @@ def test_accepted_for_what_it_is(client):
     response = ask(
         client,
         max_output_tokens=20,
-        store=False,
-        truncation="disabled",
+        store=True,
+        truncation="auto",
+        max_tool_calls=1,
+        include=["file_search_call.results"],
+        text={"verbosity": "low"},
         metadata={"a": "b"},
         user="u",
         prompt_cache_key="k",
         service_tier="auto",
-        reasoning={"summary": "auto"},
-        extra_body={"background": False, "previous_response_id": None},
+        reasoning={"summary": "detailed"},
+        extra_body={"shoe_size": 44, "background": False, "previous_response_id": None},
     )
     assert response.output_text == plain.output_text and response.metadata == {"a": "b"}
 

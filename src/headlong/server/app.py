@@ -24,6 +24,7 @@ from headlong.server.context import Server
 from headlong.server.endpoint import Endpoint, Handler
 from headlong.server.errors import ApiError
 from headlong.server.guard import Guard
+from headlong.server.left_out import IGNORED, UNKNOWN
 from headlong.server.messages import count_tokens, messages
 from headlong.server.observer import Observer
 from headlong.server.pool import ModelPool
@@ -88,7 +89,7 @@ def _middleware(settings: Settings, auth: Auth) -> list[Middleware]:
                 allow_origins=list(settings.cors_origins),
                 allow_methods=["GET", "POST"],
                 allow_headers=["authorization", "content-type", "x-api-key", "anthropic-version"],
-                expose_headers=["x-request-id"],
+                expose_headers=["x-request-id", IGNORED, UNKNOWN],
             )
         )
     keyless = not auth.has_keys

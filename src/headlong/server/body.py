@@ -4,18 +4,39 @@ import asyncio
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
 from headlong.server.errors import ApiError, from_validation
+from headlong.server.sifting import Sifted, sift
 
 Schema = TypeVar("Schema", bound=BaseModel)
+LARGE = 1 << 18
+"""Bodies of so many bytes are read beside the event loop."""
 
 
 async def read_json(request: Request, schema: type[Schema]) -> Schema:
-    """The body as `schema`; an ApiError for anything it cannot be."""
+    """The body as `schema`; an ApiError for anything it cannot be. What was left out of it is noted for the answer's
+    headers and the log."""
     body = await read_body(request)
+    server = request.app.state.server
+    strict = server.settings.strict_fields
+    if len(body) < LARGE:
+        read, sifted = _read(body, schema, strict)
+    else:
+        read, sifted = await asyncio.to_thread(_read, body, schema, strict)
+    server.left_out.note(request, sifted)
+    return read
+
+
+def _read(body: bytes, schema: type[Schema], strict: bool) -> tuple[Schema, Sifted]:
     try:
-        return schema.model_validate_json(body)
+        given = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+    sifted = sift(given, schema, strict=strict)
+    try:
+        return schema.model_validate(sifted.body), sifted
     except ValidationError as error:
         raise from_validation(error) from None
 

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from headlong.server.admission_limit import AdmissionLimit
 from headlong.server.auth import Auth
+from headlong.server.left_out import LeftOut
 from headlong.server.observer import Observer
 from headlong.server.pool import ModelPool
 from headlong.server.settings import Settings
@@ -20,4 +21,5 @@ class Server:
     limit: AdmissionLimit
     observer: Observer
     registry: CollectorRegistry
+    left_out: LeftOut = field(default_factory=LeftOut)
     started: float = field(default_factory=time.monotonic)

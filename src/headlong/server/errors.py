@@ -45,7 +45,10 @@ class ApiError(HeadlongError):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        details: Mapping[str, Any] | None = None,
+        reason: str | None = None,
     ) -> None:
+        """`details` is for Anthropic's form; `reason` is for the log, where the message repeats what people wrote."""
         super().__init__(message)
         self.status = status
         self.message = message
@@ -53,13 +56,18 @@ class ApiError(HeadlongError):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        self.details = details
+        self.reason = message if reason is None else reason
 
     def openai(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     def anthropic(self, request_id: str) -> dict[str, Any]:
         kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
-        return {"type": "error", "error": {"type": kind, "message": self.message}, "request_id": request_id}
+        error: dict[str, Any] = {"type": kind, "message": self.message}
+        if self.details is not None:
+            error["details"] = dict(self.details)
+        return {"type": "error", "error": error, "request_id": request_id}
 
 
 def as_api_error(error: BaseException) -> ApiError:
@@ -87,8 +95,6 @@ def as_api_error(error: BaseException) -> ApiError:
 def from_validation(error: ValidationError) -> ApiError:
     """The first fault of a body, with the field's path as clients write it."""
     details = _most_telling(error.errors(include_url=False, include_context=False))
-    if details["type"] == "json_invalid":
-        return ApiError(400, f"the body is not valid JSON: {details['msg']}", code="invalid_json")
     param = _path(details["loc"])
     if details["type"] == "extra_forbidden":
         return ApiError(
@@ -98,8 +104,8 @@ def from_validation(error: ValidationError) -> ApiError:
         return ApiError(400, f"{param}: is missing", param=param, code="missing_required_parameter")
     given = repr(details.get("input"))
     shown = given if len(given) <= MAX_SHOWN else f"{given[:MAX_SHOWN]}…"
-    message = f"{param}: {details['msg'].removeprefix('Value error, ')} (given: {shown})"
-    return ApiError(400, message, param=param, code="invalid_value")
+    reason = f"{param}: {details['msg'].removeprefix('Value error, ')}"
+    return ApiError(400, f"{reason} (given: {shown})", param=param, code="invalid_value", reason=reason)
 
 
 def _most_telling(errors: list[ErrorDetails]) -> ErrorDetails:

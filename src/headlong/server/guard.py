@@ -21,6 +21,8 @@ from headlong.server.reply import ClientGone, JsonReply
 
 log = logging.getLogger(__name__)
 ANTHROPIC = "/v1/messages"
+MAX_REASON_CHARS = 500
+"""Of what the log says of a refusal."""
 HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -56,6 +58,7 @@ class Guard:
                     **HEADERS,
                     "x-request-id": state["id"],
                     "request-id": state["id"],
+                    **state.get("field_headers", {}),
                 }.items():
                     headers.setdefault(name, value)
             await send(message)
@@ -77,10 +80,12 @@ class Guard:
                     path=scope["path"],
                     status=status,
                     seconds=round(time.perf_counter() - started, 4),
+                    error=state.get("refusal"),
                 )
 
     async def _tell(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         told = as_api_error(error)
+        scope["state"]["refusal"] = told.reason[:MAX_REASON_CHARS]
         if told.status >= 500 and not isinstance(error, HeadlongError):
             log.error("request %s failed", scope["state"]["id"], exc_info=error)
         dialect = scope["path"].startswith(ANTHROPIC)

@@ -20,7 +20,7 @@ from headlong.server.body import read_json
 from headlong.server.errors import as_api_error
 from headlong.server.pool import Model, ModelPool
 from headlong.server.reply import STREAM_HEADERS, JsonReply, event
-from headlong.server.schemas.base import Strict
+from headlong.server.schemas.base import Ours
 
 Count = Annotated[int, Field(ge=0, le=1 << 30)]
 Name = Annotated[str, Field(min_length=1, max_length=512)]
@@ -28,21 +28,21 @@ MAX_OPTION_CHARS = 64
 """Of a text, unless its option says otherwise."""
 
 
-class DraftModel(Strict):
+class DraftModel(Ours):
     """tabbyAPI's way to ask for drafting."""
 
     draft_mode: str | None = None
     draft_num_tokens: Count | None = None
 
 
-class SpeculativeConfig(Strict):
+class SpeculativeConfig(Ours):
     """vLLM's way."""
 
     method: str | None = None
     num_speculative_tokens: Count | None = None
 
 
-class LoadBody(Strict):
+class LoadBody(Ours):
     """A model's name, and other servers' ways to ask for drafting."""
 
     model_name: Name = Field(validation_alias=AliasChoices("model_name", "model"))
@@ -91,7 +91,7 @@ LoadRequest = create_model(
 )
 
 
-class UnloadRequest(Strict):
+class UnloadRequest(Ours):
     """Without a name, the model that serves by default."""
 
     model_name: Name | None = Field(default=None, validation_alias=AliasChoices("model_name", "model"))

@@ -57,7 +57,7 @@ class Record:
         self.last_chunk[piece.index] = now
 
     def failed(self, error: ApiError) -> None:
-        self.status, self.finish_reason, self.error = error.status, "error", error.message
+        self.status, self.finish_reason, self.error = error.status, "error", error.reason
 
     def gone(self) -> None:
         self.status, self.finish_reason = CLIENT_GONE, "cancelled"

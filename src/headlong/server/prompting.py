@@ -68,6 +68,8 @@ def render(model: Model, body: ChatRequest) -> Prompted:
             "enable_thinking": body.reasoning_effort != "none",
             "reasoning_effort": body.reasoning_effort,
         } | variables
+    if body.verbosity is not None:
+        variables = {"verbosity": body.verbosity} | variables
     text = codec.render_chat(messages, tools=tools, **variables)
     return Prompted(text, codec.encode_rendered(text), tools)
 

@@ -81,6 +81,7 @@ def as_chat(body: ResponsesRequest) -> chat.ChatRequest:
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=None if format is None else _format(format),
         reasoning_effort=body.reasoning.effort if body.reasoning is not None else None,
+        verbosity=body.text.verbosity if body.text is not None else None,
         logprobs=body.wants_logprobs,
         top_logprobs=body.top_logprobs,
         chat_template_kwargs=body.chat_template_kwargs,

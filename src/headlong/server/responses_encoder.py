@@ -168,9 +168,7 @@ class ResponsesEncoder:
             "top_p": params.top_p,
             "top_logprobs": body.top_logprobs or 0,
             "text": {"format": {"type": "text"} if format is None else _dump(format)},
-            "reasoning": {"effort": None, "summary": None}
-            if body.reasoning is None
-            else _dump(body.reasoning),
+            "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
             "tools": [_dump(tool) for tool in body.tools or ()],
             "tool_choice": _dump(choice) if isinstance(choice, NamedTool) else choice or "auto",
             "parallel_tool_calls": body.parallel_tool_calls is not False,

@@ -100,6 +100,9 @@ class Settings:
     max_tokens_limit: int | None = _output(
         None, "whole", "the most tokens a request may ask for", low=1, high=1 << 30
     )
+    strict_fields: bool = _output(
+        False, "switch", "refuse fields that nobody has classified, instead of naming them in a header"
+    )
 
     max_queue: int = _limits(
         256, "whole", "sequences that may wait for each model; more get 429", low=1, high=1_000_000

@@ -1,17 +1,19 @@
 """What the request bodies of all endpoints share: strictness, sampling fields, drafting, output forms.
 
-Schemas check types and names; ranges that the engine knows are checked by `SamplingParams`, once. Fields that
-other servers know and this one does not are refused, by name.
+Schemas check types and names; ranges that the engine knows are checked by `SamplingParams`, once. What becomes of fields
+that no schema has is said by the `rules` beside them.
 """
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from headlong.errors import RequestError
 from headlong.params import Grammar, SamplingParams
+from headlong.server.schemas.fields import openai as fields
+from headlong.server.schemas.rules import Rules
 from headlong.server.settings import SAMPLING_FIELDS
 
 MAX_STOPS, MAX_STOP_CHARS = 16, 1000
@@ -20,12 +22,22 @@ TokenId = Annotated[int, Field(ge=0, le=2**31)]
 
 
 class Strict(BaseModel):
-    """No unknown fields, no conversions, no NaN."""
+    """No conversions, no NaN, and no fields but its own: `headlong.server.sifting` takes out the others first."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    rules: ClassVar[Rules] = {}
+    """What becomes of fields that are not its own."""
+    closed: ClassVar[bool] = False
+    """Whether fields that have no rule either are refused: it is Headlong's own, or decides the output's form."""
 
 
-class Speculative(Strict):
+class Ours(Strict):
+    """An object of which every field counts."""
+
+    closed: ClassVar[bool] = True
+
+
+class Speculative(Ours):
     """Drafting for one request."""
 
     mtp: Literal["auto", "on", "off"] | Annotated[int, Field(ge=0, le=64)] = "auto"
@@ -50,8 +62,10 @@ class JsonSchema(Strict):
     strict: bool | None = None
 
 
-class ResponseFormat(Strict):
+class ResponseFormat(Ours):
     """The form of the output. `regex` and `grammar` go beyond OpenAI's."""
+
+    rules: ClassVar[Rules] = fields.RESPONSE_FORMAT
 
     type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
     json_schema: JsonSchema | None = None
@@ -82,7 +96,7 @@ class ResponseFormat(Strict):
                 return Grammar(self.syntax, self.grammar or "")
 
 
-class StructuredOutputs(Strict):
+class StructuredOutputs(Ours):
     """vLLM's way to say the same. One of them."""
 
     json_: dict[str, Any] | str | None = Field(default=None, alias="json")
@@ -165,8 +179,8 @@ class Sampling(Strict):
 
 
 class StreamOptions(Strict):
+    rules: ClassVar[Rules] = fields.STREAM_OPTIONS
     include_usage: bool = False
-    include_obfuscation: Literal[False] | None = None
 
 
 def _token_bias(bias: dict[str, float]) -> dict[int, float]:

@@ -1,10 +1,12 @@
 """The body of `/v1/chat/completions`. Knows the wire, not the engine."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from headlong.server.schemas.base import ResponseFormat, Sampling, StreamOptions, Strict
+from headlong.server.schemas.fields import openai as fields
+from headlong.server.schemas.rules import Rules
 
 MAX_TOOLS = 128
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -13,6 +15,7 @@ FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 class Part(Strict):
     """A part of a message's content. Parts other than text are refused by name, later, with a reason."""
 
+    rules: ClassVar[Rules] = fields.PART
     type: Literal["text", "image_url", "input_audio", "file", "refusal", "input_text", "output_text"]
     text: str | None = None
     refusal: str | None = None
@@ -22,11 +25,13 @@ class Part(Strict):
 
 
 class CalledFunction(Strict):
+    rules: ClassVar[Rules] = fields.CALLED_FUNCTION
     name: FunctionName
     arguments: str | dict[str, Any]
 
 
 class ToolCall(Strict):
+    rules: ClassVar[Rules] = fields.TOOL_CALL
     id: str = Field(default="", max_length=256)
     type: Literal["function"] = "function"
     function: CalledFunction
@@ -34,6 +39,7 @@ class ToolCall(Strict):
 
 
 class Message(Strict):
+    rules: ClassVar[Rules] = fields.MESSAGE
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
     name: str | None = None
@@ -43,12 +49,10 @@ class Message(Strict):
     """What the assistant thought in an earlier turn; whether it is shown again is the template's affair."""
     reasoning: str | None = None
     refusal: str | None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-    audio: None = None
-    function_call: None = None
 
 
 class Function(Strict):
+    rules: ClassVar[Rules] = fields.FUNCTION
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -56,6 +60,7 @@ class Function(Strict):
 
 
 class Tool(Strict):
+    rules: ClassVar[Rules] = fields.TOOL
     type: Literal["function"]
     function: Function
 
@@ -72,6 +77,7 @@ class NamedTool(Strict):
 class ChatRequest(Sampling):
     """OpenAI's chat completion, with the extensions that users of other servers know."""
 
+    rules: ClassVar[Rules] = fields.CHAT_COMPLETION
     messages: list[Message] = Field(min_length=1, max_length=10_000)
     model: str | None = Field(default=None, max_length=512)
     max_tokens: int | None = Field(default=None, ge=1, le=2**31)
@@ -84,17 +90,11 @@ class ChatRequest(Sampling):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     """`none` turns thinking off; the others turn it on, and templates that know efforts read them."""
     chat_template_kwargs: dict[str, Any] | None = None
-    # What follows changes no output, by OpenAI's own definition.
-    user: str | None = Field(default=None, max_length=512)
-    safety_identifier: str | None = Field(default=None, max_length=512)
-    prompt_cache_key: str | None = Field(default=None, max_length=512)
-    metadata: dict[str, str] | None = None
-    store: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    modalities: list[Literal["text"]] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """Handed to templates that know it."""
 
     @property
     def wants_logprobs(self) -> int | None:

@@ -1,10 +1,12 @@
 """The body of `/v1/completions`, and of the two token endpoints."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from headlong.server.schemas.base import ResponseFormat, Sampling, StreamOptions, Strict, TokenId
+from headlong.server.schemas.fields import openai as fields
+from headlong.server.schemas.rules import Rules
 
 MAX_PROMPTS = 128
 Ids = Annotated[list[TokenId], Field(min_length=1)]
@@ -13,6 +15,7 @@ Ids = Annotated[list[TokenId], Field(min_length=1)]
 class CompletionRequest(Sampling):
     """OpenAI's older endpoint: a text or token ids, continued."""
 
+    rules: ClassVar[Rules] = fields.COMPLETION
     prompt: str | Ids | Annotated[list[str | Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
     model: str | None = Field(default=None, max_length=512)
     max_tokens: int | None = Field(default=None, ge=1, le=2**31)
@@ -22,7 +25,6 @@ class CompletionRequest(Sampling):
     echo: bool | None = None
     best_of: int | None = Field(default=None, ge=1, le=128)
     response_format: ResponseFormat | None = None
-    user: str | None = Field(default=None, max_length=512)
 
     @property
     def prompts(self) -> list[str | list[int]]:

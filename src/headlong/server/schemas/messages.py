@@ -1,11 +1,13 @@
 """The bodies of `/v1/messages` and `/v1/messages/count_tokens`. Knows the wire, not the engine."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, Tag
 
 from headlong.server.schemas.base import MAX_STOPS, Speculative, Stop, Strict
 from headlong.server.schemas.chat import MAX_TOOLS, FunctionName
+from headlong.server.schemas.fields import anthropic as fields
+from headlong.server.schemas.rules import Rules
 from headlong.server.schemas.variants import by_type, refused
 
 MIN_BUDGET = 1024
@@ -13,34 +15,27 @@ MIN_BUDGET = 1024
 ToolUseId = Annotated[str, Field(max_length=256)]
 
 
-class CacheControl(Strict):
-    """A hint that changes no output."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-
-
 class TextBlock(Strict):
+    rules: ClassVar[Rules] = fields.BLOCK
     type: Literal["text"]
     text: str
-    cache_control: CacheControl | None = None
-    citations: Annotated[None, refused("this server reads no documents to cite; leave it out")] = None
 
 
 class ThinkingBlock(Strict):
     """What the assistant thought in an earlier turn. Whatever signature it came with is taken."""
 
+    rules: ClassVar[Rules] = fields.BLOCK
     type: Literal["thinking"]
     thinking: str
     signature: str | None = None
 
 
 class ToolUseBlock(Strict):
+    rules: ClassVar[Rules] = fields.BLOCK
     type: Literal["tool_use"]
     id: ToolUseId
     name: FunctionName
     input: dict[str, Any]
-    cache_control: CacheControl | None = None
 
 
 ONLY_TEXT = "must be a text block; this server reads text alone"
@@ -48,11 +43,11 @@ ResultBlock = Annotated[Annotated[TextBlock, Tag("TextBlock")], by_type({"text":
 
 
 class ToolResultBlock(Strict):
+    rules: ClassVar[Rules] = fields.BLOCK
     type: Literal["tool_result"]
     tool_use_id: ToolUseId
     content: str | list[ResultBlock] | None = None
     is_error: bool | None = None
-    cache_control: CacheControl | None = None
 
 
 Block = Annotated[
@@ -73,19 +68,18 @@ Block = Annotated[
 
 
 class InputMessage(Strict):
+    rules: ClassVar[Rules] = fields.MESSAGE
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
 class OwnTool(Strict):
+    rules: ClassVar[Rules] = fields.TOOL
     type: Literal["custom"] | None = None
     name: FunctionName
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
-    cache_control: CacheControl | None = None
-    eager_input_streaming: bool | None = None
-    """Arguments always stream as they come."""
 
 
 Tool = Annotated[
@@ -108,6 +102,7 @@ class Thinking(Strict):
     """The budget is what it is in Anthropic's words: a target, not a limit. Templates that know budgets are told;
     `max_tokens` bounds thinking and answer together."""
 
+    rules: ClassVar[Rules] = fields.THINKING
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(default=None, ge=MIN_BUDGET, le=2**31)
     display: Annotated[
@@ -122,18 +117,16 @@ class OutputFormat(Strict):
 
 
 class OutputConfig(Strict):
+    rules: ClassVar[Rules] = fields.OUTPUT_CONFIG
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     """Handed to templates that know reasoning efforts."""
     format: OutputFormat | None = None
 
 
-class Metadata(Strict):
-    user_id: str | None = Field(default=None, max_length=512)
-
-
 class CountTokensRequest(Strict):
     """A prompt, without how to go on from it."""
 
+    rules: ClassVar[Rules] = fields.COUNTED
     messages: list[InputMessage] = Field(min_length=1, max_length=10_000)
     model: str | None = Field(default=None, max_length=512)
     system: str | list[ResultBlock] | None = None
@@ -142,21 +135,19 @@ class CountTokensRequest(Strict):
     thinking: Thinking | None = None
     """Without it the template is asked not to think, as Anthropic's models do not."""
     output_config: OutputConfig | None = None
-    cache_control: CacheControl | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
 class MessagesRequest(CountTokensRequest):
     """Anthropic's message, with a few extensions."""
 
+    rules: ClassVar[Rules] = fields.MESSAGES
     max_tokens: int = Field(ge=1, le=2**31)
     stop_sequences: list[Stop] | None = Field(default=None, max_length=MAX_STOPS)
     temperature: float | None = Field(default=None, ge=0, le=100)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=0, le=2**31)
     stream: bool | None = None
-    metadata: Metadata | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
     # Not Anthropic's.
     min_p: float | None = Field(default=None, ge=0, le=1)
     seed: int | None = Field(default=None, ge=0, le=2**63 - 1)

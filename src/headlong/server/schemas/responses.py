@@ -1,21 +1,23 @@
 """The body of `/v1/responses`. Knows the wire, not the engine."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, Tag
 
 from headlong.server.schemas.base import Sampling, Strict
 from headlong.server.schemas.chat import MAX_TOOLS, FunctionName
-from headlong.server.schemas.variants import by_type, refused
+from headlong.server.schemas.fields import openai as fields
+from headlong.server.schemas.rules import Rules
+from headlong.server.schemas.variants import by_type
 
 MAX_ITEMS = 9_999
 """With the instructions, as many as a chat has messages."""
 ItemId = Annotated[str, Field(max_length=256)]
 Status = Literal["in_progress", "completed", "incomplete"]
-NOTHING_STORED = "this server stores nothing; "
 
 
 class TextPart(Strict):
+    rules: ClassVar[Rules] = fields.RESPONSE_PART
     type: Literal["input_text", "output_text", "text"]
     text: str
     annotations: list[Any] | None = None
@@ -24,6 +26,7 @@ class TextPart(Strict):
 
 
 class RefusalPart(Strict):
+    rules: ClassVar[Rules] = fields.RESPONSE_PART
     type: Literal["refusal"]
     refusal: str
 
@@ -38,6 +41,7 @@ Part = Annotated[
 
 
 class MessageItem(Strict):
+    rules: ClassVar[Rules] = fields.ITEM
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[Part]
@@ -46,6 +50,7 @@ class MessageItem(Strict):
 
 
 class FunctionCallItem(Strict):
+    rules: ClassVar[Rules] = fields.ITEM
     type: Literal["function_call"]
     call_id: ItemId
     name: FunctionName
@@ -55,6 +60,7 @@ class FunctionCallItem(Strict):
 
 
 class FunctionOutputItem(Strict):
+    rules: ClassVar[Rules] = fields.ITEM
     type: Literal["function_call_output"]
     call_id: ItemId
     output: str | list[Part]
@@ -68,6 +74,7 @@ class ReasoningText(Strict):
 
 
 class ReasoningItem(Strict):
+    rules: ClassVar[Rules] = fields.ITEM
     type: Literal["reasoning"]
     id: ItemId | None = None
     summary: list[ReasoningText] | None = None
@@ -95,6 +102,7 @@ Item = Annotated[
 
 
 class FunctionTool(Strict):
+    rules: ClassVar[Rules] = fields.RESPONSE_TOOL
     type: Literal["function"]
     name: FunctionName
     description: str | None = None
@@ -158,28 +166,23 @@ Format = Annotated[
 
 class TextConfig(Strict):
     format: Format | None = None
-    verbosity: Annotated[
-        Literal["medium"] | None, refused("models here have one; leave it out or send 'medium'", "medium")
-    ] = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """Handed to templates that know it."""
 
 
 class ReasoningConfig(Strict):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    summary: Annotated[
-        Literal["auto"] | None,
-        refused("reasoning is returned in full, not summarised; leave it out or send 'auto'", "auto"),
-    ] = None
+    rules: ClassVar[Rules] = fields.REASONING
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class StreamOptions(Strict):
-    include_obfuscation: Annotated[
-        Literal[False] | None, refused("events are not padded; leave it out or send false", False)
-    ] = None
+    rules: ClassVar[Rules] = fields.STREAM_OPTIONS
 
 
 class ResponsesRequest(Sampling):
     """OpenAI's response, with the sampling extensions of the chat endpoint."""
 
+    rules: ClassVar[Rules] = fields.RESPONSE
     input: str | Annotated[list[Item], Field(min_length=1, max_length=MAX_ITEMS)]
     instructions: str | None = None
     model: str | None = Field(default=None, max_length=512)
@@ -192,34 +195,15 @@ class ResponsesRequest(Sampling):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
-    """Reasoning always comes in full and may be sent back as it came; nothing about it is encrypted."""
+    include: list[str] | None = Field(default=None, max_length=32)
+    """`message.output_text.logprobs` counts. Reasoning always comes in full and may be sent back as it came; nothing about
+    it is encrypted. The others are about tools that are not here."""
     chat_template_kwargs: dict[str, Any] | None = None
-    truncation: Annotated[
-        Literal["disabled"] | None,
-        refused("nothing is cut off silently; send what fits the context, or leave it out", "disabled"),
-    ] = None
-    # What follows changes no output, by OpenAI's own definition.
-    user: str | None = Field(default=None, max_length=512)
-    safety_identifier: str | None = Field(default=None, max_length=512)
-    prompt_cache_key: str | None = Field(default=None, max_length=512)
+    # What follows is given back with the response and changes nothing else.
     metadata: dict[str, str] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    # OpenAI's, and not here.
-    store: Annotated[Literal[False] | None, refused(NOTHING_STORED + "leave it out or send false", False)] = (
-        None
-    )
-    previous_response_id: Annotated[
-        None, refused(NOTHING_STORED + "send the whole conversation in input")
-    ] = None
-    conversation: Annotated[None, refused(NOTHING_STORED + "send the whole conversation in input")] = None
-    prompt: Annotated[None, refused(NOTHING_STORED + "send its text in instructions and input")] = None
-    background: Annotated[
-        Literal[False] | None, refused(NOTHING_STORED + "keep the connection open, or stream", False)
-    ] = None
-    max_tool_calls: Annotated[
-        None, refused("it limits built-in tools, of which this server has none; leave it out")
-    ] = None
+    user: str | None = Field(default=None, max_length=4096)
+    safety_identifier: str | None = Field(default=None, max_length=4096)
+    prompt_cache_key: str | None = Field(default=None, max_length=4096)
 
     @property
     def wants_logprobs(self) -> bool:
