@@ -228,7 +228,6 @@ class TestRefusals:
             ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages[0].mood"),
             ({"stream_options": {"include_everything": True}}, "stream_options.include_everything"),
             ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
-            ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
             ({"tool_choice": "required"}, "tool_choice"),
         ],
     )

@@ -6,6 +6,8 @@ import json
 import openai
 import pytest
 
+from support.serving import RunningServer, model_with_template
+
 ASK = {
     "messages": [{"role": "user", "content": "What is the weather in Rome?"}],
     "seed": 3,
@@ -255,6 +257,15 @@ class TestBundledModels:
         ]
         free = client.chat.completions.create(**(given | {"messages": messages})).choices[0].message
         assert free.content and not free.tool_calls
+
+
+def test_a_template_without_tools_says_so(tmp_path):
+    """Every word of the conversation would be written, and the tools would not."""
+    plain = "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}"
+    with RunningServer(model=str(model_with_template(tmp_path / "plain", plain))) as running:
+        client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none")
+        with pytest.raises(openai.BadRequestError, match="chat template has no place for tools"):
+            client.chat.completions.create(model="plain", **ASK, tools=[WEATHER])
 
 
 class TestReasoning:
