@@ -29,6 +29,8 @@ class Grammar:
     after: str | None = None
     """The output is free until this text was produced, such as the end of reasoning; the grammar rules what
     follows, white space right after the marker apart."""
+    alternative: "Grammar | None" = None
+    """Another form that the whole output may have instead, such as that of tool calls."""
 
     def __post_init__(self) -> None:
         if self.kind not in GRAMMAR_KINDS:
@@ -37,6 +39,11 @@ class Grammar:
             raise RequestError(f"grammar.source must be the text of the {self.kind}, not {self.source!r}")
         if self.after is not None and (not isinstance(self.after, str) or not self.after):
             raise RequestError(f"grammar.after must be a text or nothing, not {self.after!r}")
+        if self.alternative is not None:
+            if not isinstance(self.alternative, Grammar):
+                raise RequestError(f"grammar.alternative must be a Grammar, not {self.alternative!r}")
+            if (self.alternative.after, self.alternative.alternative) != (None, None):
+                raise RequestError("grammar.alternative must be a form alone, without after or alternative")
 
 
 @dataclass(frozen=True, kw_only=True)

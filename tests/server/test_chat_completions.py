@@ -226,7 +226,6 @@ class TestRefusals:
             ({"messages": [{"role": "user", "contents": "x"}]}, "messages[0].contents"),
             ({"stream_options": {"include_usages": True}}, "stream_options.include_usages"),
             ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
-            ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
             ({"tool_choice": "required"}, "tool_choice"),
         ],
     )

@@ -6,6 +6,8 @@ import json
 import openai
 import pytest
 
+from support.serving import RunningServer, model_with_template
+
 ASK = {
     "messages": [{"role": "user", "content": "What is the weather in Rome?"}],
     "seed": 3,
@@ -133,7 +135,6 @@ class TestForcedCalls:
             ({"tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice"),
             ({"tools": [{"type": "function", "function": {"name": "bad name"}}]}, "tools[0].function.name"),
             ({"tools": [{"type": "web_search"}]}, "tools[0]"),
-            ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
         ],
     )
     def test_refusals(self, caller, extra, param):
@@ -141,6 +142,130 @@ class TestForcedCalls:
         with pytest.raises(openai.BadRequestError) as caught:
             client.chat.completions.create(**ASK, model=model, extra_body={"tools": [WEATHER]} | extra)
         assert param in f"{caught.value.body['param']} {caught.value.body['message']}"
+
+
+ANSWER = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "answer",
+        "schema": {
+            "type": "object",
+            "properties": {"degrees": {"type": "integer", "minimum": -60, "maximum": 60}},
+            "required": ["degrees"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+class TestToolsWithAForm:
+    """Tools and `response_format` in one request: the output is a call, or follows the schema, and nothing else."""
+
+    def test_a_call_or_the_schema(self, caller, server):
+        """The weights prefer a call; a bias on how the schema begins makes them prefer the answer now and then."""
+        client, model = caller
+        kinds = set()
+        with server.client() as http:
+            brace = http.post("/v1/token/encode", json={"text": '{"'}).json()["tokens"][0]
+        for seed in range(6):
+            answers = [
+                client.chat.completions.create(
+                    **(ASK | {"seed": seed, "temperature": 3.0}),
+                    model=model,
+                    tools=[WEATHER],
+                    response_format=ANSWER,
+                    parallel_tool_calls=False,
+                    max_tokens=300,
+                    logit_bias={str(brace): 12 * (seed % 2)},
+                    extra_body=NO_THOUGHT | {"speculative": {"mtp": mtp}},
+                )
+                for mtp in ("off", 3)
+            ]
+            plain, drafted = (one.choices[0] for one in answers)
+            assert plain.finish_reason == drafted.finish_reason != "length"
+            assert plain.message.content == drafted.message.content
+            kinds.add(plain.finish_reason)
+            if plain.finish_reason == "tool_calls":
+                assert not plain.message.content
+                for call, same in zip(plain.message.tool_calls, drafted.message.tool_calls, strict=True):
+                    assert call.function.arguments == same.function.arguments
+                    assert set(json.loads(call.function.arguments)) == {"city", "days", "unit"}
+            else:
+                assert -60 <= json.loads(plain.message.content)["degrees"] <= 60
+        assert kinds == {"tool_calls", "stop"}, "both must be within reach"
+
+    @pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), ("none", "stop")])
+    def test_the_choice_goes_first(self, caller, choice, reason):
+        client, model = caller
+        answer = client.chat.completions.create(
+            **ASK,
+            model=model,
+            tools=[WEATHER],
+            tool_choice=choice,
+            response_format=ANSWER,
+            parallel_tool_calls=False,
+            max_tokens=300,
+            extra_body=NO_THOUGHT,
+        )
+        assert answer.choices[0].finish_reason == reason
+
+    @pytest.mark.parametrize(
+        "form",
+        [
+            {"response_format": {"type": "json_object"}},
+            {"response_format": {"type": "regex", "pattern": "[0-9]{1,2} degrees"}},
+            {"structured_outputs": {"choice": ["warm", "cold"]}},
+            {"structured_outputs": {"grammar": 'start: "warm" | "cold"'}},
+        ],
+    )
+    def test_every_form(self, caller, form):
+        client, model = caller
+        answer = client.chat.completions.create(
+            **ASK, model=model, tools=[WEATHER], max_tokens=300, extra_body=NO_THOUGHT | form
+        )
+        message = answer.choices[0].message
+        if message.tool_calls:
+            assert not message.content
+        else:
+            assert message.content[0] in "{0123456789wc"
+
+    def test_a_schema_that_cannot_be_enforced_is_named(self, caller):
+        client, model = caller
+        form = {"type": "json_schema", "json_schema": {"schema": {"type": "object", "if": {}, "then": {}}}}
+        with pytest.raises(openai.BadRequestError, match="JSON schema"):
+            client.chat.completions.create(
+                **ASK, model=model, tools=[WEATHER], extra_body=NO_THOUGHT | {"response_format": form}
+            )
+
+
+class TestBundledModels:
+    def test_the_embedded_model_takes_tools(self, server):
+        """Its own template has a place for them; what it calls by itself is another matter."""
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+        model = client.models.list().data[0].id
+        given = ASK | {
+            "model": model,
+            "tools": [WEATHER, TIME],
+            "parallel_tool_calls": False,
+            "max_tokens": 300,
+        }
+        called = client.chat.completions.create(**given, tool_choice="required").choices[0].message
+        messages = [
+            *ASK["messages"],
+            called.model_dump(exclude_none=True),
+            *({"role": "tool", "tool_call_id": call.id, "content": "18"} for call in called.tool_calls),
+        ]
+        free = client.chat.completions.create(**(given | {"messages": messages})).choices[0].message
+        assert free.content and not free.tool_calls
+
+
+def test_a_template_without_tools_says_so(tmp_path):
+    """Every word of the conversation would be written, and the tools would not."""
+    plain = "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}"
+    with RunningServer(model=str(model_with_template(tmp_path / "plain", plain))) as running:
+        client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none")
+        with pytest.raises(openai.BadRequestError, match="chat template has no place for tools"):
+            client.chat.completions.create(model="plain", **ASK, tools=[WEATHER])
 
 
 class TestReasoning:

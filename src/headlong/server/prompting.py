@@ -113,17 +113,17 @@ def requested_grammar(body: Sampling, response_format: Any) -> Grammar | None:
 
 
 def _grammar(model: Model, body: ChatRequest, prompted: Prompted) -> Grammar | None:
+    """The form of the answer. With tools the output may be calls instead; where a call is demanded, it must be."""
     grammar = requested_grammar(body, body.response_format)
     if prompted.tools is not None:
         choice = body.tool_choice
         named = choice.model_dump() if isinstance(choice, NamedTool) else choice or "auto"
         several = body.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
-        forced = model.format.tool_grammar(prompted.tools, named, parallel=several)
-        if grammar is not None:
-            raise RequestError(
-                "response_format: cannot be combined with tools; set tool_choice to 'none' or remove one of them"
-            )
-        grammar = forced
+        if grammar is not None and named == "auto":
+            calls = model.format.tool_grammar(prompted.tools, "required", parallel=several)
+            grammar = replace(grammar, alternative=calls)
+        else:
+            grammar = model.format.tool_grammar(prompted.tools, named, parallel=several) or grammar
     if grammar is None:
         return None
     return replace(grammar, after=model.format.end_of_reasoning(prompted.text))

@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -44,7 +45,7 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._size = vocab_size
         self._eos_ids = frozenset(token for token in eos_ids if token < vocab_size)
-        self._compiled: _Recent[tuple[str, str], CompiledGrammar] = _Recent(MAX_CACHED)
+        self._compiled: _Recent[Grammar, CompiledGrammar] = _Recent(MAX_CACHED)
         self._markers: _Recent[str, Marker] = _Recent(MAX_CACHED)
         self._lock = threading.Lock()
         self._vocabulary: tuple[Vocabulary, LLTokenizer] | None = None
@@ -59,8 +60,8 @@ class GrammarCompiler:
             )
         vocabulary, _ = self._of_library()
         marker = None if grammar.after is None else self._marker(grammar.after, vocabulary)
-        compile_it = partial(self._compile, grammar)
-        compiled = self._compiled.get((grammar.kind, grammar.source), compile_it)
+        form = replace(grammar, after=None)
+        compiled = self._compiled.get(form, partial(self._compile, form))
         return lambda: GrammarConstraint(compiled, vocabulary, marker)
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:

@@ -54,7 +54,19 @@ _GBNF_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[\s\S])")
 
 
 def translate(grammar: Grammar) -> str:
-    """The grammar in the library's own form. Raises `RequestError` if it has none."""
+    """The grammar in the library's own form, with its alternative. Raises `RequestError` if it has none."""
+    forms = [("content", grammar)]
+    if grammar.alternative is not None:
+        forms.append(("alternative", grammar.alternative))
+    parts = [{"name": name, **_part(form)} for name, form in forms]
+    if len(parts) == 1 and "lark_grammar" in parts[0]:
+        return parts[0]["lark_grammar"]
+    either = " | ".join(f"@{name}" for name, _ in forms)
+    return json.dumps({"grammars": [{"lark_grammar": f"{_OPTIONS}\nstart: {either}"}, *parts]})
+
+
+def _part(grammar: Grammar) -> dict[str, Any]:
+    """One form, as a `lark_grammar` or a `json_schema` of the library."""
     limit = MAX_CHARS.get(grammar.kind, MAX_CHARS_OTHERS)
     if len(grammar.source) > limit:
         raise refusal(
@@ -75,18 +87,18 @@ def refusal(grammar: Grammar, why: str, fix: str | None = None) -> RequestError:
     )
 
 
-def _json_schema(grammar: Grammar) -> str:
+def _json_schema(grammar: Grammar) -> dict[str, Any]:
     schema = _parse_json(grammar)
     if not isinstance(schema, dict):
         raise refusal(grammar, "it is not a JSON object", 'give a schema such as {"type": "object"}')
     return _schema(grammar, schema)
 
 
-def _json_object(grammar: Grammar) -> str:
+def _json_object(grammar: Grammar) -> dict[str, Any]:
     return _schema(grammar, {"type": "object"})
 
 
-def _schema(grammar: Grammar, schema: dict[str, Any]) -> str:
+def _schema(grammar: Grammar, schema: dict[str, Any]) -> dict[str, Any]:
     options = schema.get("x-guidance", {})
     if not isinstance(options, dict):
         raise refusal(grammar, "x-guidance is not a JSON object", "leave it out")
@@ -94,16 +106,15 @@ def _schema(grammar: Grammar, schema: dict[str, Any]) -> str:
         options = {"whitespace_pattern": JSON_BLANKS, **options}
     schema = {**schema, "x-guidance": options}
     _check_multiples(grammar, json.dumps(schema))
-    outer = {"lark_grammar": f"{_OPTIONS}\nstart: @content"}
-    return json.dumps({"grammars": [outer, {"name": "content", "json_schema": schema}]})
+    return {"json_schema": schema}
 
 
-def _regex(grammar: Grammar) -> str:
+def _regex(grammar: Grammar) -> dict[str, Any]:
     inner = json.loads(LLMatcher.grammar_from_regex(grammar.source))
-    return f"{inner['grammars'][0]['lark_grammar']}\n{_OPTIONS}\n"
+    return _lark_part(inner["grammars"][0]["lark_grammar"])
 
 
-def _choice(grammar: Grammar) -> str:
+def _choice(grammar: Grammar) -> dict[str, Any]:
     choices = _parse_json(grammar)
     if not isinstance(choices, list) or not choices:
         raise refusal(grammar, "it is not a JSON list of strings")
@@ -111,18 +122,18 @@ def _choice(grammar: Grammar) -> str:
         if not isinstance(choice, str) or not choice:
             raise refusal(grammar, f"it holds {choice!r}, which is not a text")
     # One terminal, not a rule: the library joins its alternatives into one automaton.
-    return f"start: CHOICE\nCHOICE: {' | '.join(map(_lark_string, choices))}\n{_OPTIONS}\n"
+    return _lark_part(f"start: CHOICE\nCHOICE: {' | '.join(map(_lark_string, choices))}")
 
 
-def _lark(grammar: Grammar) -> str:
+def _lark(grammar: Grammar) -> dict[str, Any]:
     if _TEMPERATURE.search(grammar.source):
         raise refusal(grammar, "it sets a temperature", "set the request's own temperature")
     text = _JSON_ESCAPE.sub(lambda found: chr(int(found[1], 16)), grammar.source)
     _check_multiples(grammar, text)
-    return f"{grammar.source}\n{_OPTIONS}\n"
+    return _lark_part(grammar.source)
 
 
-def _gbnf(grammar: Grammar) -> str:
+def _gbnf(grammar: Grammar) -> dict[str, Any]:
     if grammar.source.count("::=") > MAX_GBNF_RULES:
         raise refusal(grammar, f"it has more than {MAX_GBNF_RULES} rules", "use fewer")
     try:
@@ -131,10 +142,14 @@ def _gbnf(grammar: Grammar) -> str:
         raise
     except Exception as error:  # the converter raises bare `Exception` for most faults
         raise refusal(grammar, str(error)) from error
-    return f"{lark}\n{_OPTIONS}\n"
+    return _lark_part(lark)
 
 
-_TRANSLATORS: dict[str, Callable[[Grammar], str]] = {
+def _lark_part(source: str) -> dict[str, Any]:
+    return {"lark_grammar": f"{source}\n{_OPTIONS}\n"}
+
+
+_TRANSLATORS: dict[str, Callable[[Grammar], dict[str, Any]]] = {
     "json_schema": _json_schema,
     "json_object": _json_object,
     "regex": _regex,
