@@ -16,11 +16,11 @@ from headlong.ops.prepared import PreparedStep
 from headlong.ops.upload import upload
 from headlong.types import Rows
 
-GOES_ON, ENDED = -1, -1
+START_ON_DEVICE, ENDED = -1, -1
 """Start of a row of which the device knows better where it is, and place of one that it knows to have ended."""
-MARKS = 4
+NUM_TIMESTAMPS = 4
 """Moments of a step that is one launch which are written down, in nanoseconds."""
-MENTIONED = 1 << 30
+SEEN_IN_PROMPT = 1 << 30
 """Stands, in counts of what rows produced, for a token that is penalised though it was not produced."""
 FEWEST_POSITIONS = 1024
 """That are reckoned with, and then twice as many each time: steps come in few shapes, which are recorded."""

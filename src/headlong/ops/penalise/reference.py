@@ -6,7 +6,7 @@ R rows of K drafts, J = K + 1 lines of logits each, N in all; S slots, V tokens.
 import torch
 from torch import Tensor
 
-from headlong.ops.triton_step import MENTIONED
+from headlong.ops.triton_step import SEEN_IN_PROMPT
 
 
 def penalise(
@@ -23,7 +23,7 @@ def penalise(
         repetition, presence, frequency, penalised, biased = changes_S5[slot].to(logits_V.dtype)
         if counts_SV is not None and bool(penalised):
             before = drafts_RK[row, : num_drafts - each + 1 + line % each]
-            produced_V = counts_SV[slot] & (MENTIONED - 1)
+            produced_V = counts_SV[slot] & (SEEN_IN_PROMPT - 1)
             produced_V = produced_V + torch.bincount(before, minlength=len(logits_V)).to(produced_V.dtype)
             seen_V = (counts_SV[slot] != 0) | (produced_V != 0)
             repeated_V = torch.where(logits_V > 0, logits_V / repetition, logits_V * repetition)

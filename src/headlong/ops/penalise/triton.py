@@ -15,11 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from headlong.ops.triton_launch import LAUNCH_OPTIONS, launch_dependents_and_wait
-from headlong.ops.triton_step import MENTIONED
+from headlong.ops.triton_step import SEEN_IN_PROMPT
 
 BLOCK = 1024
 UNFUSED = {"enable_fp_fusion": False}
-_PRODUCED = tl.constexpr(MENTIONED - 1)
+_PRODUCED = tl.constexpr(SEEN_IN_PROMPT - 1)
 
 
 @triton.jit
