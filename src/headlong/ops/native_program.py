@@ -19,7 +19,7 @@ from headlong.ops.program import FIRST, RESULT, SECOND, Buffer, Instruction
 from headlong.ops.rope.reference import Angles
 
 NORM, MATMUL, SILU_MUL, DELTA_NET, ATTENTION, EXPERTS = range(6)
-"""The instructions' numbers, as in csrc/program.c."""
+"""The numbers of the instructions, as in csrc/program.c."""
 NOWHERE = -1
 
 
@@ -35,19 +35,19 @@ class _Instruction(ctypes.Structure):
 
 
 States = Mapping[str, object]
-"""The layers' own, by name; a layer's spec allocated what its ops take."""
+"""The states of the layers, by the layers' names; a layer's spec allocated what its ops take."""
 Bind = Callable[[States, Angles], ctypes.Structure]
 
 
 class NativeProgram:
-    """Compiled by `of`; run by calling it. Bound to the state it is first run with."""
+    """A layer stack compiled by `of` and run by calling it. It is bound to the state that it is first run with."""
 
     def __init__(self) -> None:
         self._made: list[tuple[_Instruction, Bind | None]] = []
         self._widths = dict.fromkeys(Buffer, 0)
-        """Numbers of a line, of the buffers that are made here."""
+        """The width of a line in each buffer that is made here."""
         self._kept: list[object] = []
-        """Weights and structures that instructions point at."""
+        """Weights and structures that instructions point at, kept alive."""
         self._structs: list[ctypes.Structure] = []
         self._bound: tuple[States, ctypes.Array[_Instruction]] | None = None
         self._kernel = native.kernel("headlong_run")
@@ -63,7 +63,7 @@ class NativeProgram:
         return made
 
     def _take(self, instruction: Instruction) -> str | None:
-        """Appends an instruction; gives the reason where it cannot be part of a native program, else None."""
+        """Appends an instruction. Returns the reason where it cannot be part of a native program, else None."""
         match instruction:
             case program.Norm(NativeRmsNorm() as norm):
                 self._norm(norm, instruction)

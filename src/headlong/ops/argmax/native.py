@@ -1,4 +1,4 @@
-"""The best token of each row as one native call; of equal ones the first."""
+"""The argmax of each row of logits as one native call; of equal logits the first."""
 
 import torch
 from torch import Tensor

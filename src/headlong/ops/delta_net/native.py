@@ -27,7 +27,7 @@ class DeltaNetStruct(ctypes.Structure):
 
 
 class NativeDeltaNet:
-    """One layer's weights; its state is bound at the first call."""
+    """The DeltaNet core of one layer; its state is bound at the first call."""
 
     name = "native"
 
@@ -56,7 +56,7 @@ class NativeDeltaNet:
         return out
 
     def bind(self, delta: DeltaState, windows_SWC: Tensor) -> DeltaNetStruct:
-        """Weights and state as the kernel takes them; they must outlive it."""
+        """Binds weights and state as the kernel takes them; they must outlive it."""
         w = self.weights
         return DeltaNetStruct(
             w.num_key_heads,

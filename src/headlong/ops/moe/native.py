@@ -34,7 +34,7 @@ class _Experts(ctypes.Structure):
 
 
 class NativeExperts:
-    """Serves whatever its products do; a token's bits are its own."""
+    """A layer's experts on native GEMMs, in any format that those take; a token's bits depend on its own row alone."""
 
     name = "native"
     has_shared = True
@@ -56,7 +56,7 @@ class NativeExperts:
 
     @classmethod
     def load(cls, weights: MoeWeights, source: Callable[[Weight], Source | None]) -> "NativeExperts | None":
-        """None where the native product cannot take a weight: `source` says which it can."""
+        """Loads the experts; None where the native GEMM cannot take a weight: `source` says which it can."""
         linears = []
         for expert in range(weights.num_experts + 1):
             shared = expert == weights.num_experts
@@ -70,13 +70,13 @@ class NativeExperts:
 
     @property
     def address(self) -> int:
-        """The address of the structure that the kernel takes; it is valid as long as this object lives."""
+        """The address of the structure that the kernel takes; valid as long as this object lives."""
         return ctypes.addressof(self._whole)
 
     def __call__(
         self, given: Normed, logits_NR: Tensor, shared_ND: Tensor | None, residual_ND: Tensor, then: Norm
     ) -> tuple[Tensor, Normed]:
-        """Added to `residual_ND`, and what `then` makes of that. The last of the logits is of the shared expert's
+        """Adds the experts' outputs to `residual_ND`, and applies `then`. The last of the logits is the shared expert's
         gate."""
         assert shared_ND is None, "computed here"
         x_ND, out = whole(given), residual_ND.clone()

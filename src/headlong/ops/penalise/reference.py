@@ -13,9 +13,10 @@ def penalise(
     logits_NV: Tensor, slots_R: Tensor, changes_S5: Tensor, counts_SV: Tensor | None, bias_SV: Tensor | None,
     drafts_RK: Tensor,
 ) -> Tensor:  # fmt: skip
-    """New logits. The last of a row's stand after all its drafts, each of the others after one less. `changes_S5`:
-    penalties of repetition, presence and frequency, whether there are any, and whether there is a bias; slots without
-    are left as they are, whatever is counted there. No counts or no biases: none of these slots has any."""
+    """Returns new logits. The last logits of a row come after all its drafts, each of the others after one draft fewer.
+    `changes_S5` are the penalties of repetition, presence and frequency, whether there are any, and whether there is a
+    bias; slots without are left as they are, whatever is counted there. Without counts or biases, none of these slots
+    has any."""
     num_rows, num_drafts = drafts_RK.shape
     each, out_NV = len(logits_NV) // num_rows, logits_NV.clone()
     for line, logits_V in enumerate(out_NV):
@@ -35,8 +36,8 @@ def penalise(
 
 
 def count(last_R: Tensor, slots_R: Tensor, chosen_N: Tensor, counts_SV: Tensor) -> None:
-    """Adds each row's tokens up to the last that stands, `last_R` among all; those of slot 0, where rows are that
-    have ended, are nobody's."""
+    """Adds each row's tokens to the counts, up to its last valid token: `last_R` is the index of that among all tokens.
+    Rows that have ended are at slot 0, whose tokens are not counted."""
     each = len(chosen_N) // len(slots_R)
     for row, (last, slot) in enumerate(zip(last_R.tolist(), slots_R.tolist(), strict=True)):
         if slot:
