@@ -45,7 +45,7 @@ class PreparedDelta:
     replay_RK: Tensor
     """The mask of stored drafts, True where one is to be replayed."""
     certain: Tensor
-    """Flat indices of certain tokens, time-major: every row's first certain token, then every row's second, and so on."""
+    """Flat indices of certain tokens, time-major: first every row's first one, then every row's second."""
     active: tuple[int, ...]
     """The number of rows that still have certain tokens at each of those times."""
     num_drafts: int

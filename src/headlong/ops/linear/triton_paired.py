@@ -1,7 +1,7 @@
 """A paired GEMM: a packed weight and a small weight of floats over the same inputs, for few tokens in one launch.
 
 FP8 checkpoints leave small projections as they are, such as those of a DeltaNet's β and decay. By themselves they take
-hardly less time than a large GEMM: most of it is begin and end. Both are split, and their partial sums added, as for every GEMM.
+hardly less time than a large GEMM: most of it is begin and end. Both are split, like every GEMM.
 
 Legend. As in triton_gemm.py and triton_split_k.py for the packed weight; the same names with `float` in them are of the
 small one, of whose programs (`float_splits`, `float_blocks`) there are so many.
