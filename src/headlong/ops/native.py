@@ -26,7 +26,7 @@ _SIGNATURES = {
     "headlong_lay_out": (_POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER, _INT),
     "headlong_lay_out_blocks": (_POINTER, _POINTER, _LONG, _POINTER, _INT),
     "headlong_embed": (_POINTER, _POINTER, _LONG, _POINTER, _INT),
-    "headlong_best": (_POINTER, _LONG, _LONG, _POINTER, _INT),
+    "headlong_argmax": (_POINTER, _LONG, _LONG, _POINTER, _INT),
     "headlong_draw": (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _INT),
     "headlong_sample": (_POINTER, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _INT),
     "headlong_delta_net": (_POINTER,) * 4,

@@ -46,7 +46,7 @@ _NUM_FACTORS = {I8: 1, I8_OFFSET: 2, U4: 1, U4_OFFSET: 2}
 ELEMENTS_AT_A_TIME = 2**20
 LAID_OUT_WHOLE = ("Q8_0", "Q4_0", "Q4_1")
 """The block types that the kernel lays out as they are in the file."""
-POINTERS = ("codes", "scales", "offsets", "scale_wholes", "offset_wholes")
+POINTERS = ("codes", "scales", "offsets", "scale_factors", "offset_factors")
 
 
 class MatrixStruct(ctypes.Structure):
