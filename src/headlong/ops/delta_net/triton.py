@@ -44,8 +44,8 @@ class TritonDeltaNet:
     ) -> Tensor:
         """Returns [N, value heads · value dim], and updates the slots of the step."""
         assert isinstance(step, TritonStep)
-        asked = parts_of(given, self.gates)
-        projected = asked.first()
+        projection = parts_of(given, self.gates)
+        projected = projection.first()
         assert projected.is_contiguous() and projected.dtype == torch.float32
         w, num_tokens, (num_rows, _) = self.weights, projected.shape[0], step.table_R6.shape
         heads, size = w.num_value_heads, w.key_dim + w.value_dim + 2
@@ -72,7 +72,7 @@ class TritonDeltaNet:
             *sources, inputs_NHY, delta.committed_SHDE, delta.drafts_SKHX, step.table_R6, found,
             FIND_INPUTS=few, MAX_DRAFTS=max_drafts, BLOCK_E=self.block_e, **keys, **common,
         )  # fmt: skip
-        gates, parts = asked.gates(), max(1, max_drafts)
+        gates, parts = projection.gates(), max(1, max_drafts)
         assert gates is not None
         kernels.gated_norm_kernel[(num_tokens + num_rows * parts, heads)](
             projected, windows_SWC, inputs_NHY, delta.drafts_SKHX, w.norm.weight, step.table_R6, found,

@@ -58,16 +58,16 @@ class TritonGatedAttention:
     ) -> Tensor:
         """Returns [N, heads · head_dim], and writes the tokens' keys and values into their pages."""
         assert isinstance(step, TritonStep)
-        w, num_tokens, asked = self.weights, len(step.row_N), parts_of(given, self.gates)
+        w, num_tokens, projection = self.weights, len(step.row_N), parts_of(given, self.gates)
         queries = keys.new_empty(num_tokens, w.num_heads, w.head_dim)
-        self._prepare(asked.partial_sums(), queries, keys, values, angles, step, first_head=0)
+        self._prepare(projection.partial_sums(), queries, keys, values, angles, step, first_head=0)
         out, gates = keys.new_empty(num_tokens, w.num_heads * w.head_dim, dtype=self.dtype), None
         num_splits = split_of(step.longest - 1) + 1
         most = max(1, MAX_PARTS // (num_splits * w.num_heads * w.head_dim))
         for first in range(0, num_tokens, most):
             count = min(most, num_tokens - first)
             parts = self._attend(queries, keys, values, step, first, count, num_splits)
-            gates = asked.gates() if first == 0 else gates
+            gates = projection.gates() if first == 0 else gates
             self._combine(*parts, gates, out, step, first)
         return out
 
