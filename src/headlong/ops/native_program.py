@@ -27,9 +27,9 @@ class _Instruction(ctypes.Structure):
     """Mirrors `Instruction` in csrc/program.c."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("kind", "source", "to", "beside")),
-        *((name, ctypes.c_int64) for name in ("size", "stride", "column", "add")),
-        ("what", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("kind", "input", "output", "second_input")),
+        *((name, ctypes.c_int64) for name in ("size", "stride_out", "first_column", "add")),
+        ("operand", ctypes.c_void_p),
         ("eps", ctypes.c_double),
     )
 
@@ -94,9 +94,9 @@ class NativeProgram:
         for panels in linear.panels:
             for first, last in how.only or [(0, linear.out_features)]:
                 struct, column = panels.part(first, last)
-                if struct.outs:
+                if struct.num_outs:
                     self._kept.append(struct)
-                    size, stride, what = struct.outs, linear.out_features, ctypes.addressof(struct)
+                    size, stride, what = struct.num_outs, linear.out_features, ctypes.addressof(struct)
                     self._add(MATMUL, how.source, how.to, size, stride, column=column, add=how.add, what=what)
 
     def _delta_net(self, core: NativeDeltaNet, layer: str, source: Buffer, to: Buffer) -> None:
@@ -167,5 +167,5 @@ class NativeProgram:
             if bind is not None:
                 struct = bind(states, angles)
                 self._structs.append(struct)
-                bound[number].what = ctypes.addressof(struct)
+                bound[number].operand = ctypes.addressof(struct)
         return bound

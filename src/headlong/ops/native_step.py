@@ -18,10 +18,10 @@ class _Step(ctypes.Structure):
     _fields_ = (
         ("table", ctypes.c_void_p),
         ("pages", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("rows", "pages_width", "longest")),
+        *((name, ctypes.c_int64) for name in ("num_rows", "stride_pages", "max_length")),
         ("cos", ctypes.c_void_p),
         ("sin", ctypes.c_void_p),
-        ("threads", ctypes.c_int64),
+        ("num_threads", ctypes.c_int64),
     )
 
 

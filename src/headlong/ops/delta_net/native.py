@@ -18,11 +18,11 @@ class DeltaNetStruct(ctypes.Structure):
     """Mirrors `DeltaNet` in csrc/cores.h."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("key_heads", "value_heads", "key_dim", "value_dim")),
-        *((name, ctypes.c_int64) for name in ("kernel", "window", "max_drafts", "tiled")),
+        *((name, ctypes.c_int64) for name in ("num_key_heads", "num_value_heads", "key_dim", "value_dim")),
+        *((name, ctypes.c_int64) for name in ("num_taps", "window_size", "max_drafts", "tiled")),
         *((name, ctypes.c_void_p) for name in ("conv", "rate", "dt_bias", "norm")),
         *((name, ctypes.c_float) for name in ("qk_eps", "norm_eps")),
-        *((name, ctypes.c_void_p) for name in ("memory", "drafts", "windows")),
+        *((name, ctypes.c_void_p) for name in ("state", "drafts", "windows")),
     )
 
 

@@ -18,14 +18,14 @@ class AttentionStruct(ctypes.Structure):
     """Mirrors `Attention` in csrc/cores.h."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "head_dim")),
-        *((name, ctypes.c_int64) for name in ("half", "page_size", "padded_dim", "gated")),
+        *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "head_dim")),
+        *((name, ctypes.c_int64) for name in ("half_rotary_dim", "page_size", "padded_dim", "gated")),
         ("qk_norm", ctypes.c_void_p),
         ("qk_eps", ctypes.c_float),
         ("q_scale", ctypes.c_float),
         ("keys", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
-        ("wide_cache", ctypes.c_int),
+        ("is_float", ctypes.c_int),
     )
 
 

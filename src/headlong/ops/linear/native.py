@@ -53,7 +53,7 @@ class MatrixStruct(ctypes.Structure):
     """Mirrors `Matrix` in csrc/matmul.h."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("type", "size", "outs", "group", "factors", "span")),
+        *((name, ctypes.c_int64) for name in ("type", "num_ins", "num_outs", "group", "factors", "span")),
         *((name, ctypes.c_void_p) for name in (*POINTERS, "bias")),
     )
 
@@ -226,12 +226,12 @@ class Panels:
         """Returns whole blocks that hold at least the outputs [first, last) of the line, as far as these panels have
         them, and the column they begin at."""
         begin = max(first - self.column, 0) // WIDTH
-        end = -(-(min(last - self.column, self.struct.outs)) // WIDTH)
+        end = -(-(min(last - self.column, self.struct.num_outs)) // WIDTH)
         part = MatrixStruct.from_buffer_copy(self.struct)
-        part.outs = max(0, min(end * WIDTH, self.struct.outs) - begin * WIDTH)
+        part.num_outs = max(0, min(end * WIDTH, self.struct.num_outs) - begin * WIDTH)
         names = [name for name in POINTERS if getattr(part, name) is not None]
         for name, tensor in zip(names, self.tensors, strict=True):
-            setattr(part, name, tensor[begin:].data_ptr() if part.outs else None)
+            setattr(part, name, tensor[begin:].data_ptr() if part.num_outs else None)
         if self.bias is not None:
             part.bias += 4 * begin * WIDTH
         return part, self.column + begin * WIDTH
@@ -241,7 +241,7 @@ class Panels:
         struct = self.struct
         bias = None if self.bias is None else self.bias[outs_T]
         layout = PanelLayout(struct.type, struct.group, struct.factors, struct.span)
-        found = Panels(layout, struct.size, len(outs_T), 0, bias)
+        found = Panels(layout, struct.num_ins, len(outs_T), 0, bias)
         rows = []
         for number, tensor in enumerate(self.tensors):
             together = 2 if self._in_pairs and number == 0 else 1
@@ -317,7 +317,7 @@ def _put(parts: list[Tensor], place_R: Tensor, panels: list[Panels]) -> None:
         return
     for own in panels:
         outs = place_R - own.column
-        inside = (outs >= 0) & (outs < own.struct.outs)
+        inside = (outs >= 0) & (outs < own.struct.num_outs)
         if bool(inside.all()):
             own.put(parts, outs)
         elif bool(inside.any()):

@@ -15,11 +15,11 @@ from headlong.quant.format import Weight
 class _Panel(ctypes.Structure):
     """Mirrors `Panel` in csrc/experts.h, as the ones below mirror what has their name there."""
 
-    _fields_ = (("w", ctypes.c_void_p), ("column", ctypes.c_int64))
+    _fields_ = (("w", ctypes.c_void_p), ("first_out", ctypes.c_int64))
 
 
 class _Linear(ctypes.Structure):
-    _fields_ = (("panels", ctypes.c_void_p), ("count", ctypes.c_int64), ("outs", ctypes.c_int64))
+    _fields_ = (("panels", ctypes.c_void_p), ("num_panels", ctypes.c_int64), ("num_outs", ctypes.c_int64))
 
 
 class _Expert(ctypes.Structure):
@@ -28,8 +28,8 @@ class _Expert(ctypes.Structure):
 
 class _Experts(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("experts", "active", "normalise", "size")),
-        ("all", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("num_experts", "num_active", "normalise", "hidden_size")),
+        ("experts", ctypes.c_void_p),
     )
 
 
