@@ -98,11 +98,11 @@ def contestants(depths: list[int], max_drafts: int) -> dict[str, tuple[int, bool
     return fixed | {ADAPTIVE: (max_drafts, True)}
 
 
-def run(llm: LLM, asked: list[Request], rows: int, depth: int, adaptive: bool) -> Job:
+def run(llm: LLM, requests_to_run: list[Request], rows: int, depth: int, adaptive: bool) -> Job:
     """`rows` at a time, the next one when one is done. Only steps with all of them decoding count: how a batch thins
     out at the end says nothing of a depth."""
-    engine, waiting = llm.engine, list(asked)
-    tokens: dict[str, tuple[int, ...]] = {request.id: () for request in asked}
+    engine, waiting = llm.engine, list(requests_to_run)
+    tokens: dict[str, tuple[int, ...]] = {request.id: () for request in requests_to_run}
     num_tokens, seconds, drafted, row_steps, running = 0, 0.0, 0, 0, 0
     while running or waiting:
         while waiting and running < rows:
@@ -128,7 +128,7 @@ class Contest:
     ) -> None:
         """`advance` is called after each run of a contestant."""
         self.llm, self.workload, self.rows = llm, workload, rows
-        self.asked = requests(llm, workload, rows, max_tokens)
+        self.requests = requests(llm, workload, rows, max_tokens)
         self.advance = advance
         self.truth: dict[str, tuple[int, ...]] | None = None
 
@@ -137,7 +137,7 @@ class Contest:
         for turn in range(rounds):
             first = turn % len(names)
             for name in [*list(names)[first:], *list(names)[:first]]:
-                job = run(self.llm, self.asked, self.rows, *names[name])
+                job = run(self.llm, self.requests, self.rows, *names[name])
                 self.truth = self.truth or job.tokens
                 if job.tokens != self.truth:
                     raise SystemExit(

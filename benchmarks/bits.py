@@ -44,8 +44,8 @@ PROMPTS = (
 
 
 def digest(completions: list) -> str:
-    """One for all that was said: tokens, and log-probabilities to the last bit."""
-    told = [
+    """One digest of all completions: tokens, and log-probabilities to the last bit."""
+    answers = [
         [
             list(done.token_ids),
             [
@@ -55,29 +55,29 @@ def digest(completions: list) -> str:
         ]
         for done in completions
     ]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:24]
+    return hashlib.sha256(json.dumps(answers).encode()).hexdigest()[:24]
 
 
-def of_model(
+def digests_of_model(
     name: str, folder: str | None, device: str, dtype: str, length: int, *, brief: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """Digests of one model's answers, for each kind of request and depth. `brief`: shorter prompts, fewer depths."""
+    """Digests of one model's base, for each kind of request and depth. `brief`: shorter prompts, fewer depths."""
     from headlong import LLM, SamplingParams
     from headlong.params import Grammar
 
     quiet = {"progress": lambda *_: None, "device": device, "dtype": dtype, "mtp": "on"}
     llm = LLM(folder, max_rows=8, page_size=16, chunk_tokens=96, **quiet)
-    told = SamplingParams(max_tokens=length, ignore_eos=True, logprobs=20)
+    base = SamplingParams(max_tokens=length, ignore_eos=True, logprobs=20)
     requests = {
-        "greedy": told,
-        "sampled": replace(told, temperature=0.8, seed=7, top_p=0.9, top_k=50),
-        "penalised": replace(told, presence_penalty=1.5, repetition_penalty=1.2, logit_bias={40: 2.0}),
-        "silent": replace(told, logprobs=None, temperature=0.7, seed=3, min_p=0.05),
+        "greedy": base,
+        "sampled": replace(base, temperature=0.8, seed=7, top_p=0.9, top_k=50),
+        "penalised": replace(base, presence_penalty=1.5, repetition_penalty=1.2, logit_bias={40: 2.0}),
+        "silent": replace(base, logprobs=None, temperature=0.7, seed=3, min_p=0.05),
     }
     if folder is None or Path(folder, "tokenizer.json").exists():
         prompts: list = [*PROMPTS, STORY]
         held = Grammar("regex", "([A-Z][a-z ,]+[.] )+[a-z]+")
-        requests["held"] = replace(told, ignore_eos=False, grammar=held)
+        requests["held"] = replace(base, ignore_eos=False, grammar=held)
     else:
         sizes = (3, 19) if brief else (5, 22, 39, 56)
         prompts = [[(7 * i * (n + 1) + n) % 97 for i in range(size)] for n, size in enumerate(sizes)]
@@ -87,7 +87,7 @@ def of_model(
             yield f"{name} {kind} K={depth}", digest(found)
         mixed = [replace(params, draft_tokens=depth) for params in list(requests.values())[: len(prompts)]]
         yield f"{name} mixed K={depth}", digest(llm.generate(prompts, mixed))
-    yield f"{name} alone", digest([llm.generate(prompts[-1], replace(told, draft_tokens=3))])
+    yield f"{name} alone", digest([llm.generate(prompts[-1], replace(base, draft_tokens=3))])
 
 
 def tiny_models(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -113,19 +113,19 @@ def run_case(case: str, device: str) -> dict[str, str]:
             for format in PACKED:
                 out = folder / (f"{format}.gguf" if format.startswith("q") else format)
                 quantize(Checkpoint.open(EMBEDDED), out, format=format, head=format)
-                found |= of_model(f"embedded {format}", str(out), device, "auto", 24)
+                found |= digests_of_model(f"embedded {format}", str(out), device, "auto", 24)
             return found
         brief = case == "interpreter"
         for family, path in () if case == "cuda" else tiny_models(folder):
             if not brief:
-                found |= of_model(family, str(path), device, "float32", 24)
+                found |= digests_of_model(family, str(path), device, "float32", 24)
             if case != "reference":
-                found |= of_model(
+                found |= digests_of_model(
                     f"{family} bf16", str(path), device, "bfloat16", 4 if brief else 24, brief=brief
                 )
         if not brief:
             for dtype in ("bfloat16",) if case == "cuda" else ("bfloat16", "float32"):
-                found |= of_model(f"embedded {dtype}", None, device, dtype, 48)
+                found |= digests_of_model(f"embedded {dtype}", None, device, dtype, 48)
     return found
 
 

@@ -68,11 +68,11 @@ class Headlong:
         _check_whole(done, 1)
         return Timed(sum(map(len, prompts)), seconds)
 
-    def depths(self, asked: Sequence[int]) -> dict[str, int | None]:
+    def depths(self, depths: Sequence[int]) -> dict[str, int | None]:
         """Contestants by name, plain first; without a head it is alone."""
         if self.llm.mtp_refusal is not None:
             return {PLAIN: 0}
-        return {PLAIN: 0} | {f"headlong K={depth}": depth for depth in asked} | {ADAPTIVE: None}
+        return {PLAIN: 0} | {f"headlong K={depth}": depth for depth in depths} | {ADAPTIVE: None}
 
 
 def _check_whole(done: list[Completion], max_tokens: int) -> None:

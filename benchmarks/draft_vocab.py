@@ -35,17 +35,17 @@ def main() -> None:
     parser.add_argument("--draft-tokens", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=160)
     args = parser.parse_args()
-    counted, asked = PROMPTS[0::2], PROMPTS[1::2]
+    counted, answered = PROMPTS[0::2], PROMPTS[1::2]
     whole = LLM(mtp="on")
     vocab = whole.engine.model.config.vocab_size
     counts: Counter[int] = Counter()
     for seed in range(args.answers):
         for completion in answers(whole, counted, max_tokens=args.max_tokens, temperature=1.0, seed=seed):
             counts.update(completion.token_ids)
-    plain = [c.token_ids for c in answers(whole, asked, max_tokens=args.max_tokens, draft_tokens=0)]
+    plain = [c.token_ids for c in answers(whole, answered, max_tokens=args.max_tokens, draft_tokens=0)]
 
     def accepted(llm: LLM) -> float:
-        done = answers(llm, asked, max_tokens=args.max_tokens, draft_tokens=args.draft_tokens)
+        done = answers(llm, answered, max_tokens=args.max_tokens, draft_tokens=args.draft_tokens)
         if [completion.token_ids for completion in done] != plain:
             raise SystemExit("tokens differ from plain decoding; nothing is reported")
         return sum(c.stats.accepted for c in done) / sum(c.stats.drafted for c in done)
@@ -54,7 +54,7 @@ def main() -> None:
         "tokens",
         "first",
         "most frequent",
-        title=f"accepted of {args.draft_tokens} drafts, {len(asked)} prompts",
+        title=f"accepted of {args.draft_tokens} drafts, {len(answered)} prompts",
     )
     results = {str(vocab): {"all": round(accepted(whole), 3)}}
     with tempfile.TemporaryDirectory() as folder:

@@ -112,8 +112,8 @@ def embedded_speeds() -> dict[str, float]:
     for name, device in (("gpu", "cuda"), ("cpu", "cpu")):
         llm = LLM(device=device, mtp="on", max_rows=1, prefix_cache=False)
         for way, depth in (("plain", 0), ("auto", None)):
-            asked = SamplingParams(max_tokens=512, ignore_eos=True, draft_tokens=depth)
-            (request,) = llm.service.requests(llm.service.text.encode_chat(chat), asked, way)
+            params = SamplingParams(max_tokens=512, ignore_eos=True, draft_tokens=depth)
+            (request,) = llm.service.requests(llm.service.text.encode_chat(chat), params, way)
             found = [decoding_speed(llm.engine, request) for _ in range(2 * WARM_RUNS)]
             speeds[f"embedded_{name}_{way}_tokens_per_second"] = round(
                 statistics.median(found[WARM_RUNS:]), 1

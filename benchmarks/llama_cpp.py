@@ -84,8 +84,8 @@ class LlamaCpp:
         )
 
     def _ask(self, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
-        asked = {"prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0.0}
-        reply = self.server.handle_completions(asked | {"ignore_eos": True, "cache_prompt": False})
+        request = {"prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0.0}
+        reply = self.server.handle_completions(request | {"ignore_eos": True, "cache_prompt": False})
         if "error" in reply:
             raise SystemExit(f"llama.cpp: {reply['error']['message']}")
         usage = reply["usage"]

@@ -62,13 +62,13 @@ def milliseconds(sampler: Sampler, logits_LV: torch.Tensor, entries: list[Entry]
 
 def recorded_milliseconds(sampler: Sampler, logits_LV: torch.Tensor, repeats: int) -> float:
     """On the device alone."""
-    device, asked = logits_LV.device, sampler.alike([1])
-    assert asked is not None
+    device, signature = logits_LV.device, sampler.alike([1])
+    assert signature is not None
     slots_R = torch.ones(1, dtype=torch.long, device=device)
     positions_L = torch.arange(len(logits_LV), device=device)
     drafts_RK = positions_L[None, 1:].contiguous()
     sampler.table.tally.update([1])
-    choose = lambda: sampler.choose_even(logits_LV, slots_R, positions_L, drafts_RK, asked)  # noqa: E731
+    choose = lambda: sampler.choose_even(logits_LV, slots_R, positions_L, drafts_RK, signature)  # noqa: E731
     choose()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

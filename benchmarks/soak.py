@@ -96,13 +96,13 @@ class Soak:
             progress.advance(truths)
         task = progress.add_task(f"{name}: requests", total=total)
         started, early = time.monotonic(), None
-        asked, engine = 0, self.llm.engine
-        while asked < total or engine.has_work:
+        submitted, engine = 0, self.llm.engine
+        while submitted < total or engine.has_work:
             if self.minutes and time.monotonic() - started > 60 * self.minutes:
-                total = asked
-            while asked < total and len(self.living) < self.together and self.rng.random() < 0.8:
-                self._ask(asked)
-                asked += 1
+                total = submitted
+            while submitted < total and len(self.living) < self.together and self.rng.random() < 0.8:
+                self._submit(submitted)
+                submitted += 1
             if self.living and self.rng.random() < self.cancel_rate:
                 self._cancel(self.rng.choice(list(self.living)))
             self._step()
@@ -130,7 +130,7 @@ class Soak:
         params = SamplingParams(max_tokens=max_tokens, seed=key[1], ignore_eos=True, **KINDS[key[1]], **own)
         return self.prompts[key[0]], params
 
-    def _ask(self, number: int) -> None:
+    def _submit(self, number: int) -> None:
         key = (self.rng.randrange(len(self.prompts)), self.rng.randrange(self.num_kinds))
         length = min(MAX_TOKENS, 1 + int(self.rng.expovariate(1 / 14)))
         depth = self.rng.choice([None, None, 0, 1, 3, 8])

@@ -50,7 +50,7 @@ class AsyncLLM:
     async def generate(
         self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None, **template: Any
     ) -> Completion:
-        """The whole completion; with `n > 1` the further ones are in `.choices`."""
+        """Returns the whole completion; with `n > 1` the further ones are in its `.choices`."""
         done: dict[int, Completion] = {}
         async for chunk in self.stream(prompt, params, **template):
             if chunk.completion is not None:
@@ -60,8 +60,8 @@ class AsyncLLM:
     def _requests(
         self, prompt: Prompt | Sequence[Message], params: SamplingParams, template: dict[str, Any]
     ) -> list[Request]:
-        """Encoding a long prompt or compiling a grammar takes a while: not for the event loop. Ids are random: others
-        may use the same engine."""
+        """Makes the requests of a prompt, off the event loop, since encoding a long prompt or compiling a grammar takes
+        a while. Their ids are random, because others may use the same engine."""
         if not isinstance(prompt, Sequence) or not prompt or isinstance(prompt[0], (str, int)):
             tokens = self.client.text.encode(prompt)  # type: ignore[arg-type]
         else:

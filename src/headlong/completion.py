@@ -18,19 +18,19 @@ class MtpStatus:
 
 @dataclass(frozen=True)
 class Stats:
-    """How a completion came about. A step is one pass of the target after the prompt was read."""
+    """How a completion came about. A step here is one pass of the target after the prompt was read."""
 
     steps: int
     tokens_per_step: float
-    """Tokens those steps gave, per step; 1.0 without drafting."""
+    """Tokens per step; 1.0 without drafting."""
     drafted: int
     accepted: int
     tried_per_position: tuple[int, ...]
-    """Drafts at each depth whose predecessors were all accepted."""
+    """The number of drafts at each depth whose predecessors were all accepted."""
     accepted_per_position: tuple[int, ...]
     prompt_tokens: int
     cached_tokens: int
-    """How many of the prompt's tokens came from the prefix cache."""
+    """The number of the prompt's tokens that came from the prefix cache."""
     prompt_seconds: float
     decode_seconds: float
     mtp: MtpStatus
@@ -43,7 +43,7 @@ class Stats:
 
     @property
     def tokens_per_second(self) -> float:
-        """While decoding, the prompt apart."""
+        """The rate of decoding; the time that the prompt took does not count."""
         return self.steps * self.tokens_per_step / self.decode_seconds if self.decode_seconds else 0.0
 
 
@@ -67,7 +67,7 @@ class Completion:
 
     @staticmethod
     def joined(choices: "list[Completion]") -> "Completion":
-        """The first, with the others as its `rest`."""
+        """Joins the continuations of one prompt: returns the first, with the others as its `rest`."""
         return replace(choices[0], rest=tuple(choices[1:]))
 
 
@@ -79,7 +79,7 @@ class Chunk:
     text: str
     token_ids: tuple[int, ...]
     from_draft: tuple[bool, ...]
-    """Which of the tokens were drafted and accepted."""
+    """Says of each token whether it was drafted and accepted."""
     num_drafted: int = 0
     num_accepted: int = 0
     rejected: tuple[int, ...] = ()
@@ -88,4 +88,4 @@ class Chunk:
     finish_reason: FinishReason | None = None
     request_id: str = ""
     completion: Completion | None = None
-    """The whole, in the last chunk of its index."""
+    """The whole completion, in the last chunk of its index; None in all others."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MAX_DRAFTS = 16
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 REPACKED = ("none", "fp8", "int8", "int4")
-"""What a head's matrices can be turned into on load; "none" unpacks them."""
+"""Formats that a head's matrices can be turned into on load; "none" unpacks them."""
 DRAFT_QUANTIZATIONS = ("auto", *REPACKED, "gptq", "gptq_v2")
 
 
@@ -39,9 +39,9 @@ class EngineConfig:
     draft_tokens: int | Literal["auto"] = _option(
         "auto", "depth", "tokens drafted per step, or auto; 0 is plain decoding"
     )
-    """Drafts per step where a request does not say; auto is what pays at this moment, step by step."""
+    """Drafts per step where a request does not say; "auto" chooses what pays at this moment, step by step."""
     max_draft_tokens: int = _option(8, "whole", "the deepest draft a request may ask for")
-    """State is sized for it."""
+    """The most drafts that a row may have in one step; the state is sized for this many."""
     draft_quantization: str = _option(
         "auto",
         "choice",
@@ -53,28 +53,28 @@ class EngineConfig:
     draft_dtype: str = _option(
         "auto", "text", "what the head's unpacked matrices are kept in; auto as stored", metavar="NAME"
     )
-    """By default as they are stored, where that is fast."""
+    """The dtype of the head's matrices; "auto" keeps them as they are stored, where that is fast."""
     draft_vocab: int | str | Path | None = _option(  # noqa: RUF009 - a field, made by a function
         None,
         "tokens",
         "draft among so many tokens alone, the most frequent, or those a file lists; by default all",
     )
-    """An lm_head that is a good part of a draft's time gets shorter; the target decides as ever. The tokens are the
-    most frequent ones where `headlong tune` counted them, else the first, which byte-pair vocabularies have in the
-    order of their merges; a file names them one by one."""
+    """Shortens the head's lm_head to some tokens, where it takes a good part of a draft's time; the target still
+    decides among all. A number keeps the most frequent tokens where `headlong tune` counted them, else the first, which
+    byte-pair vocabularies have in the order of their merges; a file names the tokens one by one."""
     draft_device: str | None = _option(
         None, "text", "where the head drafts, if not on the model's device: cpu, cuda:1", metavar="NAME"
     )
-    """Where the head drafts, with a copy of all it needs and state of its own; by default where the model is. The
-    model's device is then free of the head's weights, and each step's hidden states travel."""
+    """The device where the head drafts, with a copy of all it needs and state of its own; None is where the model is.
+    The model's device is then free of the head's weights, and each step's hidden states travel."""
     proposer: str = _option(
         "auto", "text", "who drafts: mtp, ngram, draft, or a chain such as ngram+mtp; auto is mtp"
     )
-    """By default `mtp`, where there is a head."""
+    """Who makes drafts; "auto" is `mtp` where there is a head."""
     drafter: str | None = _option(
         None, "text", "the model that drafts, for the proposer draft", low=1, high=512
     )
-    """A folder, a .gguf file or a repository id."""
+    """The model that drafts with the proposer `draft`: a folder, a .gguf file or a repository id."""
     prefix_cache: bool = _option(True, "switch", "keep what rows computed, for prompts that begin alike")
     device: str = _option("auto", "text", "auto, cpu, cuda or cuda:1", metavar="NAME")
     dtype: str = _option("auto", "text", "auto, bfloat16, float16, float32 or float64", metavar="NAME")
@@ -88,9 +88,10 @@ class EngineConfig:
         flags=("--max-model-len",),
         aliases=("max_seq_len", "max_model_len"),
     )
-    """By default what the model allows, within `cache_tokens`."""
+    """The longest sequence in tokens; None is what the model allows, within `cache_tokens`."""
     cache_tokens: int | None = _option(None, "whole", "tokens the paged cache holds in all")
-    """By default what `max_rows` full contexts need, on a GPU as far as there is room, elsewhere at most 65,536."""
+    """Tokens that the KV cache holds; None is what `max_rows` full contexts need, on a GPU as far as memory allows,
+    elsewhere at most 65,536."""
     gpu_memory_fraction: float = _option(
         0.9,
         "number",
@@ -104,11 +105,12 @@ class EngineConfig:
     prefix_device_bytes: int | None = _option(
         None, "whole", "checkpoints of recurrent state kept on the device"
     )
-    """By default as much as all rows' own recurrent state, twice."""
+    """Bytes of the prefix cache on the device; None is twice what all rows' own recurrent state takes."""
     prefix_host_bytes: int | None = _option(None, "whole", "and of those pushed out of it, in host memory")
-    """By default four times as much as on the device. On CPU the two are one."""
+    """Bytes of the prefix cache on the host; None is four times as much as on the device. On a CPU the two are
+    one."""
     check_every_step: bool = _option(False, "switch", "verify pages, slots and hashes after every step; slow")
-    """For finding faults."""
+    """Checks the state's invariants after every step; this is for finding faults."""
 
     def __post_init__(self) -> None:
         if self.mtp not in ("auto", "on", "off"):
@@ -144,7 +146,7 @@ class EngineConfig:
 
     @property
     def drafts(self) -> int:
-        """Where a request does not say and the engine may not choose by itself."""
+        """How many drafts a step has where neither the request says nor the engine chooses."""
         chosen = self.max_draft_tokens if self.draft_tokens == "auto" else self.draft_tokens
         return min(chosen, self.max_draft_tokens)
 
@@ -156,19 +158,21 @@ class EngineConfig:
         return _device("device", self.device, "'auto', ")
 
     def resolve_draft_device(self) -> "torch.device | None":
-        """None if the head stays with the model."""
+        """Returns the head's own device, or None if the head stays with the model."""
         return None if self.draft_device is None else _device("draft_device", self.draft_device)
 
     def resolve_dtype(self) -> "torch.dtype | None":
-        """None leaves the choice to the checkpoint and the device."""
+        """Returns the dtype of the weights, or None to leave the choice to the checkpoint and the device."""
         return _dtype(self.dtype)
 
     def resolve_draft_dtype(self) -> "torch.dtype | None":
-        """None keeps the head's unpacked matrices as they are stored, where that is fast."""
+        """Returns the dtype of the head's unpacked matrices, or None to keep them as they are stored, where that is
+        fast."""
         return _dtype(self.draft_dtype)
 
     def resolve_context(self, max_position: int) -> tuple[int, int]:
-        """(longest sequence, pages of the cache). A sequence must fit in the cache with its drafts."""
+        """Returns the longest sequence and the number of the cache's pages. A sequence must fit in the cache with its
+        drafts."""
         context = min(self.max_context or max_position, max_position)
         wanted = self.cache_tokens or min(self.max_rows * context, max(context, 65536))
         num_pages = -(-wanted // self.page_size)
@@ -184,8 +188,8 @@ ENGINE_OPTIONS = options_of(EngineConfig)
 
 
 def with_room_for_drafts(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords for `EngineConfig`: who asks for deep drafts alone also gets room for them. More than an engine can do
-    is left to its own complaint."""
+    """Makes keywords for `EngineConfig` in which whoever asks for deep drafts alone also gets memory for them. More
+    than an engine can do is left to the engine's own complaint."""
     drafts = options.get("draft_tokens")
     if not isinstance(drafts, int) or "max_draft_tokens" in options:
         return dict(options)
@@ -199,7 +203,7 @@ def _dtype(name: str) -> "torch.dtype | None":
 
 
 def _device(name: str, wanted: str, others: str = "") -> "torch.device":
-    """`others` are further values the field may have, for the complaint."""
+    """Parses a device's name. `others` are further values that the field may have; the complaint names them."""
     import torch
 
     try:

@@ -42,7 +42,7 @@ def config_file() -> str | None:
 
 
 def cache_folder() -> Path:
-    """XDG_CACHE_HOME, by default ~/.cache: what was fetched, measured or counted once is kept in a folder there."""
+    """XDG_CACHE_HOME, by default ~/.cache: a folder in it keeps what was fetched, measured or counted once."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headlong"
     except RuntimeError as error:
@@ -52,7 +52,7 @@ def cache_folder() -> Path:
 
 
 def settings_given() -> dict[str, str]:
-    """Every other HEADLONG_ variable, by its whole name."""
+    """Returns every other HEADLONG_ variable that is set, by its whole name."""
     own = ("HEADLONG_NATIVE", "HEADLONG_TRITON", "HEADLONG_CONFIG")
     return {name: value for name, value in os.environ.items() if name.startswith(PREFIX) and name not in own}
 
@@ -98,7 +98,7 @@ def _quotas(root: Path) -> Iterator[int]:
 
 
 def _memberships(file: Path) -> Iterator[tuple[str, str, str]]:
-    """(hierarchy, controllers, path) of every cgroup this process is in."""
+    """Returns (hierarchy, controllers, path) of every cgroup this process is in."""
     try:
         lines = file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
@@ -110,8 +110,8 @@ def _memberships(file: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _upwards(mount: Path, path: str) -> list[Path]:
-    """A cgroup's folder and all above it, up to the mount. In a container the path may be the host's and not exist
-    here, or begin with `..`; the mount itself is then the container's own cgroup."""
+    """Yields a cgroup's folder and all above it, up to the mount. In a container the path may be the host's and not
+    exist here, or begin with `..`; the mount itself is then the container's own cgroup."""
     parts = [part for part in path.split("/") if part]
     if ".." in parts:
         parts = []
@@ -126,7 +126,8 @@ def _words(file: Path) -> list[str]:
 
 
 def _cores(words: list[str]) -> list[int]:
-    """[cores] of a quota and its period in microseconds; [] where there is no limit (`max`, -1) or no such pair."""
+    """Returns [cores] for a quota and its period in microseconds, or [] where there is no limit (`max`, -1) or no such
+    pair."""
     if len(words) != 2 or not all(word.isdecimal() for word in words):
         return []
     quota, period = map(int, words)

@@ -45,7 +45,7 @@ class _Reading:
         self._ended = False
 
     def count(self, step: StepOutput) -> None:
-        """Call it when the rows have what the step gave them, and nobody has seen it yet."""
+        """Counts what was read. Call it when the rows have what the step gave them, and nobody has seen it yet."""
         if self._ended:
             return
         if all(row.collector.begun for row in self._rows):
@@ -167,7 +167,7 @@ class LLM:
         yield from self._steps(self._submit(requests))
 
     def _submit(self, requests: list[Request]) -> list[_Open]:
-        """Queues all of them, or none and an error."""
+        """Queues all of the requests, or raises an error and queues none."""
         added = []
         try:
             for request in requests:
@@ -187,8 +187,8 @@ class LLM:
                 self.engine.cancel(row.id)
 
     def _steps(self, rows: list[_Open]) -> Iterator[Chunk]:
-        """Steps the engine until these have ended. Other iterators may be open and step it too; what they
-        brought for these rows was kept."""
+        """Steps the engine until these rows have ended. Other iterators may be open and step it too; what they brought
+        for these rows was kept."""
         reading = _Reading(self._progress, rows)
         try:
             while True:

@@ -19,13 +19,14 @@ class Option:
     """One row of such a table."""
 
     group: str
-    """Rows of a group stand together in help and docs."""
+    """The heading in help and docs under which the rows of a group stand together."""
     type: ValueType
     help: str
     choices: tuple[str, ...] = ()
     low: float = 0
     high: float = math.inf
-    """Bounds of a number; of a text that comes with a request, bounds of its length."""
+    """The upper bound of a number, as `low` is the lower one; for a text that comes with a request, the bounds of its
+    length."""
     flags: tuple[str, ...] = ()
     """Further names of its flag, as other servers have them."""
     aliases: tuple[str, ...] = ()
@@ -51,7 +52,7 @@ def metavar(option: Option) -> str:
 
 
 def options_of(table: type) -> dict[str, Option]:
-    """The rows that stand on a dataclass's fields, by name, in order."""
+    """Returns the rows that stand on a dataclass's fields, by name, in order."""
     return {
         field.name: field.metadata["option"]
         for field in dataclasses.fields(table)
@@ -60,7 +61,7 @@ def options_of(table: type) -> dict[str, Option]:
 
 
 def field_for(option: Option, default: Any) -> Any:
-    """A dataclass's field that carries its row."""
+    """Makes a dataclass's field that carries its row."""
     metadata = {"option": option}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=dict, metadata=metadata)

@@ -10,7 +10,7 @@ from headlong.errors import RequestError
 Verify = Literal["coupled", "ratio", "block"]
 MAX_LOGPROBS = 64
 MIN_TEMPERATURE = 1e-4
-"""Below it logits overflow; 0 says the same."""
+"""The lowest temperature above 0: below it logits overflow, and 0 says the same."""
 MAX_BIAS = 1e6
 _INT64_MAX = 2**63 - 1
 
@@ -21,14 +21,14 @@ GRAMMAR_KINDS = ("json_schema", "json_object", "regex", "lark", "gbnf", "choice"
 
 @dataclass(frozen=True)
 class Grammar:
-    """A form the output must have. `source` is the schema as JSON text, the pattern, the grammar's text, or
-    for `choice` a JSON list of strings; `json_object` needs none."""
+    """A form that the output must have. `source` is the schema as JSON text, the pattern, the grammar's text, or for
+    `choice` a JSON list of strings; `json_object` needs none."""
 
     kind: GrammarKind
     source: str = ""
     after: str | None = None
-    """The output is free until this text was produced, such as the end of reasoning; the grammar rules what
-    follows, white space right after the marker apart."""
+    """A text, such as the end of reasoning, until which the output is free; the grammar rules what follows it, white
+    space right after it apart."""
     alternative: "Grammar | None" = None
     """Another form that the whole output may have instead, such as that of tool calls."""
 
@@ -57,36 +57,38 @@ class SamplingParams:
 
     max_tokens: int = 256
     temperature: float = 0.0
-    """0 is greedy."""
+    """The sampling temperature; 0 is greedy."""
     top_k: int = 0
-    """0 keeps all. Ties with the k-th logit are kept."""
+    """How many of the best tokens are kept; 0 keeps all. Ties with the k-th logit are kept."""
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
-    """None draws a fresh seed; a given seed repeats the text, with drafting on or off."""
+    """The seed of the random numbers: None draws a fresh one; a given one repeats the text, with drafting on or off."""
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     bad_token_ids: tuple[int, ...] = ()
-    """Never produced."""
+    """Tokens that are never produced."""
     stop: tuple[str, ...] = ()
-    """Strings that end the text; not part of it."""
+    """Strings that end the text, of which they are no part."""
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
-    """No stop token and no stop string before this many tokens."""
+    """The number of tokens before which neither a stop token nor a stop string may end the text."""
     ignore_eos: bool = False
     logprobs: int | None = None
-    """None: off. n: the chosen token's and the n best alternatives' log-probabilities."""
+    """None turns log-probabilities off; n gives those of the chosen token and of the n best alternatives."""
     priority: int = 0
-    """Lower goes first; equal ones in the order they came. A level is worth a thousand places in the queue, no more."""
+    """The place in the queue: lower goes first, equal ones in the order they came. A level is worth a thousand places
+    in the queue, no more."""
     n: int = 1
     draft_tokens: int | None = None
     """Drafts per step for this request; 0 turns drafting off; None takes the engine's."""
     grammar: Grammar | None = None
     """A form the output must have; it masks drafts and verification alike, and wins over bans and biases."""
     verify: Verify = "coupled"
-    """`coupled`: same text as without drafting. `ratio`, `block`: same distribution, more accepted."""
+    """How drafts are accepted. `coupled`: the text is the same as without drafting. `ratio`, `block`: the distribution
+    is the same, and more drafts are accepted."""
 
     def __post_init__(self) -> None:
         set_ = object.__setattr__
@@ -141,18 +143,18 @@ class SamplingParams:
 
     @property
     def plain(self) -> bool:
-        """Greedy, and nothing is done to the logits before."""
+        """Whether sampling is greedy and logits are left as they are."""
         changed = self.penalised or self.biased or self.min_tokens or self.grammar is not None
         return self.greedy and not changed
 
     @property
     def free(self) -> bool:
-        """The target's own token in any case."""
+        """Whether every token is the target's argmax or draw, whatever was drafted."""
         return self.greedy or self.verify == "coupled"
 
     @property
     def asks_host(self) -> bool:
-        """Whether a device cannot choose its tokens alone, or more than tokens is asked for."""
+        """Whether a device cannot choose the tokens alone, or more than tokens is asked for."""
         return not self.free or self.grammar is not None or self.logprobs is not None
 
     def _check_grammar(self) -> None:

@@ -25,13 +25,15 @@ class Constraint(Protocol):
         ...
 
     def advance(self, tokens: Sequence[int]) -> int:
-        """Takes tokens that were emitted. Gives how many were in order: all, unless `failure` is set."""
+        """Follows tokens that were emitted. Returns how many of them the constraint allows: all, unless `failure` is
+        set."""
         ...
 
     def masks(self, drafts: Sequence[int], first: int, count: int) -> list[bytes | None]:
-        """Which tokens may stand after what was emitted and the first `first` of the drafts, the first
-        `first + 1`, and so on: one bit per token or more, lowest bit first, or None where everything may. Past a
-        draft that is not allowed it is None, since that draft will not stand. Changes nothing that can be seen."""
+        """Returns which tokens may stand after what was emitted and the first `first` of the drafts, then after the
+        first `first + 1`, and so on: one bit per token, the lowest bit first, or None where every token may. After a
+        draft that is not allowed it is None, since that draft will not be accepted. Changes nothing that can be
+        seen."""
         ...
 
 
@@ -45,16 +47,17 @@ class Request:
     seed: int
     choice: int = 0
     draft_tokens: int = 0
-    """Drafts per step at most; 0 for a row that never drafts."""
+    """The most drafts that a step may have; 0 for a row that never drafts."""
     adaptive: bool = False
     """Whether the engine may choose fewer, step by step; else every step drafts as many as it can."""
     stop_ids: frozenset[int] = frozenset()
     """Tokens that end the sequence: end-of-sequence ids (unless ignored) and `stop_token_ids`."""
     prefix_extras: tuple[tuple[int, bytes], ...] = ()
-    """(position, bytes), by position: what the sequence's state depends on from there on besides its tokens, such as an
-    adapter or an image. Only sequences with equal extras share what is kept of a prefix."""
+    """Pairs (position, bytes), by position: what the sequence's state depends on from that position on besides its
+    tokens, such as an adapter or an image. Only sequences with equal extras share cached prefixes."""
     constraint: Callable[[], Constraint] | None = field(default=None, compare=False, repr=False)
-    """Starts the output's constraint afresh, each time the row is admitted. It stays in the process that made it."""
+    """Starts the output's constraint afresh, each time the row is admitted. The function stays in the process that made
+    it."""
 
     def __getstate__(self) -> Mapping[str, object]:
         """What travels to another process: what the request asks for, without the functions that follow it here."""
@@ -89,11 +92,11 @@ class RowPlan:
 
 
 class DraftStop(Protocol):
-    """Asked after every draft, by drafters that know how sure they are of it."""
+    """Decides after every draft whether a row goes on drafting, for drafters that know how sure they are of it."""
 
     def judge(self, row_ids: Sequence[str], confidences: Sequence[float]) -> tuple[list[bool], list[bool]]:
-        """Which of these rows' newest drafts are kept, and which rows may have another one. A row whose draft is not
-        kept has no further ones."""
+        """Returns which of these rows' newest drafts are kept, and which rows may have another one. A row whose draft
+        is not kept has no further ones."""
         ...
 
 
@@ -106,11 +109,11 @@ class Plan:
     num_drafts: int
     """The deepest draft among the rows."""
     draft_stop: DraftStop | None = field(default=None, compare=False, repr=False)
-    """Where it is asked whether a row goes on drafting; None where every row is to have all its drafts. It stays in the
-    process that made the plan: what it decided is the draft's own counts."""
+    """What decides whether a row goes on drafting; None where every row is to have all its drafts. The object stays in
+    the process that made the plan: what it decided is the draft's own counts."""
 
     def __getstate__(self) -> Mapping[str, object]:
-        """What travels to another process."""
+        """What travels to another process: the plan without its `draft_stop`."""
         return self.__dict__ | {"draft_stop": None}
 
     @property
@@ -119,7 +122,7 @@ class Plan:
 
     @property
     def first_logits(self) -> list[int]:
-        """Index of each row's first logits."""
+        """The index of each row's first logits, among the logits of all rows."""
         firsts, total = [], 0
         for row in self.rows:
             firsts.append(total)
@@ -156,7 +159,7 @@ class Draft:
 
 
 class Rows(NamedTuple):
-    """What a step feeds, row by row, as the ops' plans read it."""
+    """The rows that a step feeds, as the ops read them."""
 
     slots: tuple[int, ...]
     starts: tuple[int, ...]
@@ -166,13 +169,13 @@ class Rows(NamedTuple):
 
     @classmethod
     def of_tokens(cls, starts: tuple[int, ...]) -> "Rows":
-        """One certain token a row, for passes that touch no slot."""
+        """Makes rows of one certain token each, for passes that touch no slot."""
         nothing = (0,) * len(starts)
         return cls(nothing, starts, (1,) * len(starts), nothing, nothing)
 
     @property
     def table(self) -> Tensor:
-        """[rows, 5] on the CPU; native kernels know the order of the columns."""
+        """The rows as a tensor [rows, 5] on the CPU; native kernels rely on the order of its columns."""
         return torch.tensor(list(zip(*self, strict=True)))
 
 
@@ -184,8 +187,8 @@ class Batch:
     next_tokens_N: Tensor
     """The token after each one, where it is known before sampling; the head pairs hidden states with it."""
     positions_N: Tensor
-    """Where each token stands in its row. Text is rotated by this alone; `ops.rope` takes [A, N] where a token stands
-    at several positions at once."""
+    """The position of each token in its row. Text is rotated by this alone; `ops.rope` takes [A, N] where a token has
+    several positions."""
     pages_RP: Tensor
     logits_index_L: Tensor
     rows: Rows
@@ -198,25 +201,25 @@ class TokenLogprobs:
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    """(token id, log-probability), best first."""
+    """Pairs (token id, log-probability), the best first."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the target decided."""
+    """What the target decided about one step."""
 
     tokens_L: Tensor | None
-    """For each logits row the token that stands after it: the accepted drafts, then the target's own; entries past
-    those are meaningless. None for a step that put them where they belong itself."""
+    """The token that is valid after each row of logits: the accepted drafts, then the target's own token. Entries after
+    those are meaningless. None for a step that has stored its tokens itself."""
     accepted: tuple[int, ...]
-    """Drafts, per row of the plan; 0 for rows that do not sample."""
+    """The number of accepted drafts of each row of the plan; 0 for rows that do not sample."""
     tokens: tuple[tuple[int, ...], ...]
-    """Per row, what it emits: accepted drafts and one more token, or nothing."""
+    """The tokens that each row emits: accepted drafts and one more token, or nothing."""
     rejected: tuple[tuple[int, ...], ...]
-    """Per row, the drafts that were not accepted."""
+    """The drafts of each row that were not accepted."""
     logprobs: tuple[tuple[TokenLogprobs, ...], ...]
     poisoned: tuple[int, ...] = ()
-    """Rows of the plan whose logits are no numbers; what the verdict says of them means nothing."""
+    """Rows of the plan whose logits are not finite; what the verdict says of them means nothing."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +231,7 @@ class RowOutput:
     text: str
     num_drafted: int
     num_accepted: int
-    """Drafts the target agreed with, whether or not a stop cut them off again."""
+    """The number of drafts that the target agreed with, whether or not a stop cut them off again."""
     from_draft: tuple[bool, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
@@ -239,7 +242,7 @@ class RowOutput:
     is_first: bool = False
     """Whether the step ended the prompt; every later one is a decoding step."""
     num_cached: int = 0
-    """Prompt tokens that were not read again, since the prefix cache had them; told with the first tokens."""
+    """The number of prompt tokens that came from the prefix cache; it is reported with the first tokens."""
 
 
 @dataclass(frozen=True)
@@ -247,9 +250,9 @@ class StepTimes:
     """Seconds a step took, on the engine's own clock."""
 
     draft: float
-    """Proposing, and what the proposer does after the verdict."""
+    """Seconds of proposing, and of what the proposer does after the verdict."""
     verify: float
-    """The target's pass, the verdict and the bookkeeping: all a plain step has."""
+    """Seconds of the target's pass, the verdict and the bookkeeping: all that a plain step has."""
 
 
 @dataclass(frozen=True)

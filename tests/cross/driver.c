@@ -90,8 +90,8 @@ static Matrix matrix(int type, int kind, int64_t size, int64_t outs) {
     w.scales = factors(kind, groups);
     if (type == I8_OFFSET || type == U4_OFFSET) w.offsets = factors(kind, groups);
     if (kind == PARTS) {
-        w.scale_wholes = (uint8_t *)halves(groups / w.span, 10, 8);
-        if (w.offsets) w.offset_wholes = (uint8_t *)halves(groups / w.span, 10, 8);
+        w.scale_factors = (uint8_t *)halves(groups / w.span, 10, 8);
+        if (w.offsets) w.offset_factors = (uint8_t *)halves(groups / w.span, 10, 8);
     }
     return w;
 }
@@ -159,7 +159,7 @@ static void small(void) {
     logits[4 * VOCABULARY + 99] = NAN;
     for (int i = 0; i < VOCABULARY; i++) logits[5 * VOCABULARY + i] = -INFINITY;
     int64_t tokens[ROWS], keys[4 * ROWS];
-    headlong_best(logits, ROWS, VOCABULARY, tokens, THREADS);
+    headlong_argmax(logits, ROWS, VOCABULARY, tokens, THREADS);
     tell("best", 'q', tokens, ROWS);
     double *scores = room(8 * ROWS * VOCABULARY);
     for (int i = 0; i < ROWS * VOCABULARY; i++) scores[i] = 9.0 * (double)logits[i];

@@ -14,7 +14,7 @@ from headlong import SamplingParams
 from headlong.config import EngineConfig
 from headlong.engine.service import Service
 from headlong.engine.step.device_stepper import DeviceStepper
-from headlong.ops.triton_step import MENTIONED
+from headlong.ops.triton_step import SEEN_IN_PROMPT
 from headlong.sampling.tally import Tally
 from support import tiny
 from support.tiny import random_tokens
@@ -203,7 +203,7 @@ def checked_counts(monkeypatch) -> None:
         for slot in set(slots) & set(self._seen):
             seen, counts_V = self._seen[slot], self.counts_SV[slot]
             assert set(counts_V.nonzero()[:, 0].tolist()) == set(seen.ids)
-            assert (counts_V & (MENTIONED - 1))[list(seen.ids)].tolist() == list(seen.counts)
+            assert (counts_V & (SEEN_IN_PROMPT - 1))[list(seen.ids)].tolist() == list(seen.counts)
 
     monkeypatch.setattr(Tally, "update", update)
 

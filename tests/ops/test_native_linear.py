@@ -257,7 +257,7 @@ def test_poison_stays_in_its_row(kind, rows):
 
 def padding_lanes(panels: kinds.Panels) -> list[Tensor]:
     """Of the last block, where nobody's weights are."""
-    used = panels.struct.outs % kinds.WIDTH
+    used = panels.struct.num_outs % kinds.WIDTH
     in_pairs = panels.struct.type in (kinds.BF16, kinds.BF16_ROUNDED)
     whole = [part.view(len(part), -1, kinds.WIDTH, 1 + in_pairs)[-1] for part in panels.tensors]
     return [part[:, used:] for part in whole]

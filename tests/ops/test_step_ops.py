@@ -5,7 +5,7 @@ import torch
 
 from headlong.engine.step.layout import EvenLayout
 from headlong.ops.step import reference
-from headlong.ops.triton_step import ENDED, GOES_ON, MARKS
+from headlong.ops.triton_step import ENDED, NUM_TIMESTAMPS, START_ON_DEVICE
 
 pytest.importorskip("triton")
 from headlong.ops.step import triton
@@ -26,12 +26,12 @@ def here(values, dtype=torch.int32):
 @pytest.mark.parametrize("num_drafts", [0, 1, 4])
 def test_rows_begin_where_the_host_says_or_where_the_device_left_them(ops, num_drafts):
     layout = EvenLayout(3, num_drafts, DEVICE)
-    place_S2 = here([[9, 9]] * 3 + [[70, 2], [ENDED, 1], [9, 9], [9, 9]])
+    resume_S2 = here([[9, 9]] * 3 + [[70, 2], [ENDED, 1], [9, 9], [9, 9]])
     pages_SP = torch.arange((SLOTS + 1) * PAGES, dtype=torch.int32, device=DEVICE).view(-1, PAGES)
-    given_R4 = here([[2, 40, 1, 0], [3, GOES_ON, 0, 0], [4, GOES_ON, 0, 0]])
-    times = torch.zeros(MARKS, dtype=torch.long, device=DEVICE)
+    rows_R4 = here([[2, 40, 1, 0], [3, START_ON_DEVICE, 0, 0], [4, START_ON_DEVICE, 0, 0]])
+    times = torch.zeros(NUM_TIMESTAMPS, dtype=torch.long, device=DEVICE)
     slots_R, pages_RP = ops.begin(
-        given_R4, place_S2, pages_SP, layout.table_PR6, layout.position_X, 290, num_drafts, times
+        rows_R4, resume_S2, pages_SP, layout.table_PR6, layout.position_X, 290, num_drafts, times
     )
     slots, starts, replays = [2, 3, 0], [40, 70, 0], [1, 2, 0]
     assert slots_R.tolist() == slots
@@ -63,7 +63,7 @@ def test_positions_are_looked_up(ops):
 
 def test_rows_are_fed_their_last_tokens_and_drafts(ops):
     last_token_S = here([0, 11, 22, 33, 44, 55, 66], torch.long)
-    times = torch.zeros(MARKS, dtype=torch.long, device=DEVICE)
+    times = torch.zeros(NUM_TIMESTAMPS, dtype=torch.long, device=DEVICE)
     drafts_RK = here([[1, 2], [3, 4]], torch.long)
     tokens_N = ops.feed(here([5, 1], torch.long), last_token_S, drafts_RK, times)
     assert tokens_N.tolist() == [55, 1, 2, 11, 3, 4]
@@ -94,20 +94,22 @@ def test_drafts_are_accepted(ops):
             logits_NV[number * each + place, tokens[place]] = value
     chosen_N = here([t for case in CASES.values() for t in case[0]], torch.long)
     drafts_RK = here([case[1] for case in CASES.values()], torch.long)
-    given_R4 = here([[1 + n, 0, 0, case[2]] for n, case in enumerate(CASES.values())])
+    rows_R4 = here([[1 + n, 0, 0, case[2]] for n, case in enumerate(CASES.values())])
     starts = [10 * n for n in range(num_rows)]
     position_X = here([start + j for start in starts for j in range(each)])
     slots_R = here(list(range(1, num_rows + 1)), torch.long)
     stops_SM = here([[-1, -1, 8, -1]] * (num_rows + 1))
     last_token_S = torch.zeros(num_rows + 1, dtype=torch.long, device=DEVICE)
-    place_S2 = torch.zeros(num_rows + 1, 2, dtype=torch.int32, device=DEVICE)
-    found_X = torch.zeros(num_rows * each * 2 + num_rows * each + MARKS, dtype=torch.long, device=DEVICE)
+    resume_S2 = torch.zeros(num_rows + 1, 2, dtype=torch.int32, device=DEVICE)
+    readback_X = torch.zeros(
+        num_rows * each * 2 + num_rows * each + NUM_TIMESTAMPS, dtype=torch.long, device=DEVICE
+    )
     last_R = ops.accept(
-        given_R4, position_X, slots_R, chosen_N, drafts_RK, logits_NV, stops_SM, last_token_S, place_S2,
-        found_X, found_X[-MARKS :],
+        rows_R4, position_X, slots_R, chosen_N, drafts_RK, logits_NV, stops_SM, last_token_S, resume_S2,
+        readback_X, readback_X[-NUM_TIMESTAMPS :],
     )  # fmt: skip
     size = num_rows * each
-    found = found_X.tolist()
+    found = readback_X.tolist()
     assert found[:size] == chosen_N.tolist()
     assert found[2 * size + num_rows : 3 * size] == drafts_RK.flatten().tolist()
     for number, (name, case) in enumerate(CASES.items()):
@@ -117,13 +119,13 @@ def test_drafts_are_accepted(ops):
         assert numbers == [0 if place in odd else 1 for place in range(each)], name
         assert last_token_S[1 + number] == tokens[accepted], name
         after = ENDED if ends else starts[number] + 1 + accepted
-        assert place_S2[1 + number].tolist() == [after, accepted], name
+        assert resume_S2[1 + number].tolist() == [after, accepted], name
         assert last_R[number] == number * each + accepted, name
 
 
 def test_what_the_head_said_of_the_last_token_is_carried(ops):
     out_ND, carry_SD = torch.randn(6, 1500, device=DEVICE), torch.zeros(7, 1500, device=DEVICE)
-    times = torch.zeros(MARKS, dtype=torch.long, device=DEVICE)
+    times = torch.zeros(NUM_TIMESTAMPS, dtype=torch.long, device=DEVICE)
     ops.carry(out_ND, here([4, 1], torch.long), here([2, 5], torch.long), carry_SD, times)
     assert torch.equal(carry_SD[2], out_ND[4]) and torch.equal(carry_SD[5], out_ND[1])
     assert not carry_SD[[0, 1, 3, 4, 6]].any()

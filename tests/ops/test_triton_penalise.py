@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headlong.ops.penalise import reference
-from headlong.ops.triton_step import MENTIONED
+from headlong.ops.triton_step import SEEN_IN_PROMPT
 from headlong.params import SamplingParams
 from headlong.sampling import trials
 from headlong.sampling.entries import Entries, Entry
@@ -127,12 +127,12 @@ def test_it_passes_its_trial(ops):
 
 def test_what_stands_is_counted(ops):
     counts_SV = torch.zeros(4, 10, dtype=torch.int32, device=DEVICE)
-    counts_SV[3, 9] = MENTIONED
+    counts_SV[3, 9] = SEEN_IN_PROMPT
     last_R = torch.tensor([2, 3, 7], device=DEVICE)  # all three, one, two of three tokens
     chosen_N = torch.tensor([9, 4, 9, 5, 6, 7, 1, 1, 1], device=DEVICE)
     ops.count(last_R, torch.tensor([3, 0, 1], device=DEVICE), chosen_N, counts_SV)
     wanted_SV = torch.zeros(4, 10, dtype=torch.int32, device=DEVICE)
-    wanted_SV[3, 9], wanted_SV[3, 4], wanted_SV[1, 1] = MENTIONED + 2, 1, 2
+    wanted_SV[3, 9], wanted_SV[3, 4], wanted_SV[1, 1] = SEEN_IN_PROMPT + 2, 1, 2
     assert torch.equal(counts_SV, wanted_SV), "slot 0 is nobody's"
 
 
@@ -150,7 +150,7 @@ def test_a_device_and_the_host_count_the_same(ops):
         before_SV = table.tally.counts_SV.clone()
         table.tally.update([1])
         assert torch.equal(before_SV, table.tally.counts_SV) == (turn % 3 > 0), "brought only where it lacks"
-        produced_V = table.tally.counts_SV[1] & (MENTIONED - 1)
+        produced_V = table.tally.counts_SV[1] & (SEEN_IN_PROMPT - 1)
         seen = table.seen[1]
         assert {token: int(produced_V[token]) for token in seen.ids} == dict(
             zip(seen.ids, seen.counts, strict=True)

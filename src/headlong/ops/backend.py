@@ -25,14 +25,14 @@ from headlong.quant.format import Format, Weight
 from headlong.types import Rows
 
 NEAR_TIES = "drafting may decide a near-tie differently"
-"""What it costs on a GPU if the reference ops serve: they are not batch-invariant there."""
+"""The warning that GPUs log if the reference ops serve, which are not batch-invariant there."""
 
 Draw = Callable[[Tensor, Tensor], Tensor]
-"""(scores [M, V], keys [M, 4]) -> tokens [M]"""
+"""A function (scores [M, V], keys [M, 4]) -> tokens [M]."""
 Sample = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(logits [M, V], filters [M, 4], keys [M, 4]) -> tokens [M]"""
+"""A function (logits [M, V], filters [M, 4], keys [M, 4]) -> tokens [M]."""
 Penalise = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor], Tensor]
-"""(logits, slots, settings by slot, counts by slot, biases by slot, drafts) -> logits"""
+"""A function (logits, slots, settings by slot, counts by slot, biases by slot, drafts) -> logits."""
 
 
 class Backend(Protocol):
@@ -40,17 +40,17 @@ class Backend(Protocol):
 
     name: str
     dtype: torch.dtype
-    """What weights that are not packed are kept and multiplied in."""
+    """The dtype in which weights that are not packed are kept and multiplied."""
     device: torch.device
 
     @property
     def activation_dtype(self) -> torch.dtype:
-        """What flows between layers: float32 at least, whatever the weights are."""
+        """The dtype of what flows between layers: float32 at least, whatever the weights are."""
         ...
 
     @property
     def lays_out_weights(self) -> bool:
-        """Whether weights are laid out anew: they are taken one by one, as narrow as they are stored, and may be
+        """Whether weights are laid out anew. They are then taken one by one, as narrow as they are stored, and may be
         mapped files."""
         ...
 
@@ -65,7 +65,7 @@ class Backend(Protocol):
         ...
 
     def threads(self) -> AbstractContextManager[object]:
-        """Inside it, CPU threads belong to this backend's ops rather than to torch."""
+        """A context in which CPU threads belong to this backend's ops rather than to torch."""
         ...
 
     def linear(self, weight: Weight, bias: Tensor | None = None, *, shard: Shard = Shard.NONE) -> Linear:
@@ -80,8 +80,8 @@ class Backend(Protocol):
         *,
         shard: Shard = Shard.NONE,
     ) -> Linear:
-        """Several weights over the same input as one linear. Output i is row `order[i]` of the weights one below the
-        other, plus `bias[i]`."""
+        """Makes one linear of several weights over the same input. Output i is row `order[i]` of the weights one below
+        the other, plus `bias[i]`."""
         ...
 
     def projection(
@@ -93,30 +93,30 @@ class Backend(Protocol):
         *,
         shard: Shard = Shard.NONE,
     ) -> Projection:
-        """Several weights as in `stacked`, for the core of an attention or a DeltaNet layer, which needs outputs
-        `gates` last."""
+        """Makes one linear of several weights as `stacked` does, for the core of an attention or a DeltaNet layer,
+        which needs the outputs `gates` last."""
         ...
 
     def pick(self, linear: Linear, outs_T: Tensor) -> Linear:
-        """Some outputs of a linear alone, from a copy of their weights. Where those cannot be told from the others, all
-        are computed."""
+        """Makes a linear of some outputs of another, from a copy of their weights. Where those cannot be told from the
+        others, it computes all outputs."""
         ...
 
     def swiglu(self, gate_up: Linear, down: Linear) -> SwiGlu:
-        """A feed-forward of these two, gated in one launch where the GEMM can."""
+        """Makes a feed-forward of these two linears, gated in one launch where the GEMM can."""
         ...
 
     def experts(self, weights: MoeWeights) -> Experts:
-        """Routing and experts, in one call or a few kernels where they can be."""
+        """Makes the routing and the experts of a layer, in one call or a few kernels where they can be."""
         ...
 
     def expert(self, weights: ExpertWeights, shards: tuple[Shard, Shard]) -> SwiGlu:
-        """One expert by itself, whose gate_up and down may be split so."""
+        """Makes one expert by itself; `shards` say how its gate_up and down may be split."""
         ...
 
     def norm(self, weight: Tensor, eps: float, *, inside: bool = False) -> Norm:
-        """A norm of whole hidden states. One `inside` a layer goes into GEMMs alone, need not be wider than they
-        take it, and may be left to them in part."""
+        """Makes a norm of whole hidden states. A norm `inside` a layer goes into GEMMs alone: its results need not be
+        wider than those take them, and part of it may be left to them."""
         ...
 
     def gated_attention(self, weights: GatedAttentionWeights) -> GatedAttention: ...
@@ -142,30 +142,30 @@ class Backend(Protocol):
 
     @property
     def step(self) -> StepOps:
-        """How a step that asks the host for nothing begins and ends."""
+        """The ops that begin and end a step that asks the host for nothing."""
         ...
 
     @property
     def penalise(self) -> Penalise | None:
-        """Penalties and biases of steps that ask the host for nothing; None where there are no such steps."""
+        """Applies penalties and biases in steps that ask the host for nothing; None where there are no such steps."""
         ...
 
     def prepare_attention(self, rows: Rows, pages_RP: Tensor, page_size: int) -> PreparedStep:
-        """What the attention layers of one step share: which rows it feeds and where their pages are."""
+        """Prepares what the attention layers of one step share: which rows it feeds and where their pages are."""
         ...
 
     def prepare_delta_net(
         self, rows: Rows, kernel: int, window: int, attention: PreparedStep
     ) -> PreparedStep:
-        """What the DeltaNet layers of one step share; `attention` is what its attention layers share."""
+        """Prepares what the DeltaNet layers of one step share; `attention` is what its attention layers share."""
         ...
 
     def compile(self, instructions: Sequence[Instruction]) -> CompiledProgram | None:
-        """A layer stack as one call; None where its layers are called one by one, which is logged with the reason if it
-        is not what is usual here."""
+        """Compiles a layer stack into one call. Returns None where its layers are called one by one, and logs the
+        reason if that is unusual here."""
         ...
 
     def explain_linear(self, dtype: torch.dtype, packed: Format | None) -> tuple[str, str]:
-        """Who would multiply a weight that is packed so, or plain, and why nobody better; of weights in memory `linear`
-        decides by trying."""
+        """Says who would multiply a weight that is packed so, or plain, and why nobody faster would. Which GEMM serves
+        a weight in memory is decided by `linear`, by trial."""
         ...

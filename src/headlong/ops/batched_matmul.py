@@ -13,7 +13,8 @@ PROBE_BATCHES = (2, 3, 5, 8, 16, 33, 64)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b over leading dimensions that broadcast. A `b` that is a transposed view counts as another shape."""
+    """Computes a @ b over leading dimensions that broadcast. A `b` that is a transposed view counts as another
+    shape."""
     rows, inner, columns = a.shape[-2], a.shape[-1], b.shape[-1]
     transposed = b.stride(-1) != 1
     if a.device.type != "cpu" or _is_invariant(rows, inner, columns, a.dtype, transposed):
@@ -22,7 +23,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _elementwise(a: Tensor, b: Tensor) -> Tensor:
-    """The sum over the inner dimension, one after the other."""
+    """Adds up the products over the inner dimension, one after the other."""
     out = a[..., 0:1] * b[..., 0:1, :]
     for i in range(1, a.shape[-1]):
         out = out + a[..., i : i + 1] * b[..., i : i + 1, :]

@@ -24,14 +24,15 @@ Function = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 class _Graph:
     graph: torch.cuda.CUDAGraph
     inputs: tuple[Tensor, ...]
-    """Where the captured function reads."""
+    """The tensors from which the captured function reads."""
     outputs: tuple[Tensor, ...]
     copied: list[Tensor | None]
-    """What was copied into each input last, if it came from the host."""
+    """The host tensors that were copied into each input last; None where an input came from the device."""
 
 
 class CudaGraphs:
-    """All graphs share their memory: what one leaves there stands until the next one runs."""
+    """The CUDA graphs of one function. All graphs share their memory: what one leaves there is valid until the next one
+    runs."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -42,9 +43,9 @@ class CudaGraphs:
         """Whether the last call took as long as such calls do: it was replayed, or nothing is captured here."""
 
     def __call__(self, key: Hashable, function: Function, given: Sequence[Tensor]) -> Sequence[Tensor]:
-        """What `function` makes of these tensors. They may be on the host, and are not to be changed then: what comes a
-        second time is not copied again. `key` says all that it depends on besides their values and shapes. The caller
-        copies what it wants to keep beyond the next call."""
+        """Returns what `function` makes of these tensors. They may be on the host, and must not be changed then: a
+        tensor that comes a second time is not copied again. `key` holds all that the result depends on besides the
+        tensors' values and shapes. The caller copies what it wants to keep beyond the next call."""
         key = (key, tuple(tensor.shape for tensor in given))
         graph = self._graphs.get(key)
         self.is_usual = graph is not None or not self._captures
@@ -62,7 +63,7 @@ class CudaGraphs:
         return graph.outputs
 
     def _capture(self, key: Hashable, function: Function, given: Sequence[Tensor]) -> _Graph | None:
-        """None if it cannot be captured: nothing was computed then."""
+        """Captures a graph, or returns None if that cannot be done: nothing was computed then."""
         inputs = tuple(tensor.to(self._device, copy=True) for tensor in given)
         torch.cuda.synchronize()
         cuda_graph = torch.cuda.CUDAGraph()

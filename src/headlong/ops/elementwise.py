@@ -12,7 +12,8 @@ from torch import Tensor
 
 @cache
 def _constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A Python number is turned into a tensor at every use, which costs more than the arithmetic."""
+    """A Python number as a tensor, made once: it would be converted at every use, which costs more than the
+    arithmetic."""
     return torch.tensor(value, dtype=dtype, device=device)
 
 

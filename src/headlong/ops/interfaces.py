@@ -37,14 +37,14 @@ class DeltaNetMemory(Protocol):
 
 
 class GatedAttention(Protocol):
-    """What lies between an attention layer's two projections."""
+    """The attention core: what lies between an attention layer's two projections."""
 
     name: str
 
     def __call__(
         self, projected: Projected, keys: Tensor, values: Tensor, angles: Angles, step: PreparedStep, /
     ) -> Tensor:
-        """[N, heads · head_dim]; writes the tokens' keys and values into their pages."""
+        """Returns [N, heads · head_dim], and writes the tokens' keys and values into their pages."""
         ...
 
     def write(
@@ -55,14 +55,14 @@ class GatedAttention(Protocol):
 
 
 class DeltaNet(Protocol):
-    """What lies between a DeltaNet layer's two projections."""
+    """The DeltaNet core: what lies between a DeltaNet layer's two projections."""
 
     name: str
 
     def __call__(
         self, projected: Projected, delta: DeltaState, windows_SWC: Tensor, step: PreparedStep, /
     ) -> Tensor:
-        """[N, value heads · value_dim]; updates the state in the step's slots."""
+        """Returns [N, value heads · value_dim], and updates the state in the step's slots."""
         ...
 
 
@@ -71,28 +71,29 @@ class Experts(Protocol):
 
     name: str
     has_shared: bool
-    """Whether the expert that every token has is computed here too."""
+    """Whether the shared expert, to which every token is routed, is computed here too."""
 
     def __call__(
         self, given: Normed, logits_NR: Tensor, shared_ND: Tensor | None, residual_ND: Tensor, then: Norm, /
     ) -> tuple[Tensor, Normed]:
-        """Added to `residual_ND`, and what `then` makes of that. `logits_NR` are the router's, the last of them the
-        shared expert's gate; `shared_ND` is what that expert gives, where it is not computed here."""
+        """Adds the experts' outputs to `residual_ND`, and applies `then`. `logits_NR` are the router's, the last of
+        them the shared expert's gate; `shared_ND` is what that expert gives, where it is not computed here."""
         ...
 
 
 class Embedding(Protocol):
-    """Tokens to vectors. Split by output, each device has the rows of some tokens."""
+    """Turns tokens into vectors. Split by output, each device has the rows of some tokens."""
 
     shard: Shard
 
     @property
     def asks_host(self) -> bool:
-        """Whether it finds out on the host which rows are wanted."""
+        """Whether the host has to know which rows are wanted."""
         ...
 
     def __call__(self, tokens_N: Tensor, /) -> Tensor: ...
 
     def lm_head(self, make: Callable[[Weight], Linear]) -> Linear:
-        """The lm_head that shares this weight; `make` builds it where the weight is not held as a linear already."""
+        """Returns the lm_head that shares this weight; `make` builds it where the weight is not held as a linear
+        already."""
         ...

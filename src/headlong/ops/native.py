@@ -26,7 +26,7 @@ _SIGNATURES = {
     "headlong_lay_out": (_POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER, _INT),
     "headlong_lay_out_blocks": (_POINTER, _POINTER, _LONG, _POINTER, _INT),
     "headlong_embed": (_POINTER, _POINTER, _LONG, _POINTER, _INT),
-    "headlong_best": (_POINTER, _LONG, _LONG, _POINTER, _INT),
+    "headlong_argmax": (_POINTER, _LONG, _LONG, _POINTER, _INT),
     "headlong_draw": (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _INT),
     "headlong_sample": (_POINTER, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _INT),
     "headlong_delta_net": (_POINTER,) * 4,
@@ -37,7 +37,8 @@ _SIGNATURES = {
 
 
 class _Threads:
-    """Native kernels and torch have threads of their own, and those of one look for work while the other's compute."""
+    """Divides CPU threads between torch and the native kernels. Each has threads of its own, and idle ones of one spin
+    while the other's compute."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -59,7 +60,7 @@ class _Threads:
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
-        """Torch has its threads back meanwhile: what is measured of it has to hold where nobody is inside."""
+        """A context in which torch has its threads back: what is measured of it has to hold outside native calls."""
         before = torch.get_num_threads()
         torch.set_num_threads(self.count)
         try:
@@ -73,17 +74,18 @@ class _Threads:
 
 
 threads_for_native = _Threads()
-"""`with threads_for_native:` torch keeps to one thread, and native kernels have all that it had."""
+"""A context (`with threads_for_native:`) in which torch keeps to one thread, and native kernels have all that it
+had."""
 
 
 def num_threads() -> int:
-    """How many threads native kernels use."""
+    """Returns how many threads native kernels use."""
     return threads_for_native.count
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The native kernels, or None; the reason is logged once."""
+    """Returns the native kernels, or None; the reason is logged once."""
     if not native_ops_wanted():
         log.info("native CPU kernels: turned off by HEADLONG_NATIVE=0; the reference ops serve")
         return None
@@ -112,7 +114,7 @@ def refusal(dtype: torch.dtype, device: torch.device) -> str | None:
 
 
 def kernel(name: str) -> Callable[..., None]:
-    """One of the library's functions; tensors go in as `address(tensor)`."""
+    """Returns one of the library's functions; tensors are passed as `address(tensor)`."""
     found = library()
     assert found is not None, "asked for before `refusal` was heard"
     return getattr(found, name)

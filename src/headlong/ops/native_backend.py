@@ -33,7 +33,8 @@ from headlong.types import Rows
 
 
 class NativeBackend(ReferenceBackend):
-    """Serves float32 and bfloat16; a whole layer stack is one call where all of its weights are native."""
+    """The native kernels' ops for float32 and bfloat16; a whole layer stack is one call where all of its weights are
+    native."""
 
     name = "native"
 

@@ -19,7 +19,7 @@ from headlong.ops.program import FIRST, RESULT, SECOND, Buffer, Instruction
 from headlong.ops.rope.reference import Angles
 
 NORM, MATMUL, SILU_MUL, DELTA_NET, ATTENTION, EXPERTS = range(6)
-"""The instructions' numbers, as in csrc/program.c."""
+"""The numbers of the instructions, as in csrc/program.c."""
 NOWHERE = -1
 
 
@@ -27,27 +27,27 @@ class _Instruction(ctypes.Structure):
     """Mirrors `Instruction` in csrc/program.c."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("kind", "source", "to", "beside")),
-        *((name, ctypes.c_int64) for name in ("size", "stride", "column", "add")),
-        ("what", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("kind", "input", "output", "second_input")),
+        *((name, ctypes.c_int64) for name in ("size", "stride_out", "first_column", "add")),
+        ("operand", ctypes.c_void_p),
         ("eps", ctypes.c_double),
     )
 
 
 States = Mapping[str, object]
-"""The layers' own, by name; a layer's spec allocated what its ops take."""
+"""The states of the layers, by the layers' names; a layer's spec allocated what its ops take."""
 Bind = Callable[[States, Angles], ctypes.Structure]
 
 
 class NativeProgram:
-    """Compiled by `of`; run by calling it. Bound to the state it is first run with."""
+    """A layer stack compiled by `of` and run by calling it. It is bound to the state that it is first run with."""
 
     def __init__(self) -> None:
         self._made: list[tuple[_Instruction, Bind | None]] = []
         self._widths = dict.fromkeys(Buffer, 0)
-        """Numbers of a line, of the buffers that are made here."""
+        """The width of a line in each buffer that is made here."""
         self._kept: list[object] = []
-        """Weights and structures that instructions point at."""
+        """Weights and structures that instructions point at, kept alive."""
         self._structs: list[ctypes.Structure] = []
         self._bound: tuple[States, ctypes.Array[_Instruction]] | None = None
         self._kernel = native.kernel("headlong_run")
@@ -63,7 +63,7 @@ class NativeProgram:
         return made
 
     def _take(self, instruction: Instruction) -> str | None:
-        """Appends an instruction; gives the reason where it cannot be part of a native program, else None."""
+        """Appends an instruction. Returns the reason where it cannot be part of a native program, else None."""
         match instruction:
             case program.Norm(NativeRmsNorm() as norm):
                 self._norm(norm, instruction)
@@ -94,9 +94,9 @@ class NativeProgram:
         for panels in linear.panels:
             for first, last in how.only or [(0, linear.out_features)]:
                 struct, column = panels.part(first, last)
-                if struct.outs:
+                if struct.num_outs:
                     self._kept.append(struct)
-                    size, stride, what = struct.outs, linear.out_features, ctypes.addressof(struct)
+                    size, stride, what = struct.num_outs, linear.out_features, ctypes.addressof(struct)
                     self._add(MATMUL, how.source, how.to, size, stride, column=column, add=how.add, what=what)
 
     def _delta_net(self, core: NativeDeltaNet, layer: str, source: Buffer, to: Buffer) -> None:
@@ -167,5 +167,5 @@ class NativeProgram:
             if bind is not None:
                 struct = bind(states, angles)
                 self._structs.append(struct)
-                bound[number].what = ctypes.addressof(struct)
+                bound[number].operand = ctypes.addressof(struct)
         return bound

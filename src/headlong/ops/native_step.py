@@ -18,19 +18,19 @@ class _Step(ctypes.Structure):
     _fields_ = (
         ("table", ctypes.c_void_p),
         ("pages", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("rows", "pages_width", "longest")),
+        *((name, ctypes.c_int64) for name in ("num_rows", "stride_pages", "max_length")),
         ("cos", ctypes.c_void_p),
         ("sin", ctypes.c_void_p),
-        ("threads", ctypes.c_int64),
+        ("num_threads", ctypes.c_int64),
     )
 
 
 class NativeStep(PreparedStep):
-    """Made once for all layers; keeps what the structure points at."""
+    """The rows of one step, made once for all layers; it keeps alive what the C structure points at."""
 
     def __init__(self, table_R5: Tensor, longest: int, pages_RP: Tensor | None = None) -> None:
-        """A line of the table for each row, as `Rows.table` has them; `longest` is the most tokens any row attends to.
-        `pages_RP` may be left out where nobody attends."""
+        """Takes a line of the table for each row, as `Rows.table` has them; `longest` is the most tokens that any row
+        attends to. `pages_RP` may be left out where nobody attends."""
         if pages_RP is not None:
             assert pages_RP.dtype == torch.long and pages_RP.is_contiguous()
         self._kept = (table_R5, pages_RP)
@@ -51,7 +51,7 @@ class NativeStep(PreparedStep):
         return cls(rows.table, longest, pages_RP)
 
     def address(self, angles: Angles | None = None) -> int:
-        """The address of the C structure that describes this step, with these rotations."""
+        """Returns the address of the C structure that describes this step, with these rotations."""
         if angles is not None:
             self._step.cos, self._step.sin = native.address(angles.cos), native.address(angles.sin)
         return ctypes.addressof(self._step)

@@ -24,5 +24,5 @@ class PreparedStep:
         raise NotImplementedError(f"{type(self).__name__} cannot be captured")
 
     def over(self, tensors: Sequence[Tensor]) -> Self:
-        """The same step, read from these tensors, which are in the order of `tensors`."""
+        """Returns the same step, read from these tensors, which are in the order of `tensors`."""
         raise NotImplementedError(f"{type(self).__name__} cannot be captured")

@@ -35,7 +35,8 @@ STREAM, FIRST, SECOND, RESULT, GIVEN = Buffer
 
 @dataclass(frozen=True)
 class Norm:
-    """Into lines of `stride` numbers from `column` on; a stride of 0 stands for lines that hold nothing else."""
+    """A norm. The result goes into lines of `stride` numbers from `column` on; a stride of 0 stands for lines that hold
+    nothing else."""
 
     norm: normed.Norm
     source: Buffer
@@ -46,7 +47,8 @@ class Norm:
 
 @dataclass(frozen=True)
 class Gemm:
-    """`add`: to what is in the buffer. `only`: the outputs [first, last) that are wanted; none given, all are."""
+    """A GEMM. With `add` the result is added to what is in the buffer. `only` are the outputs [first, last) that are
+    wanted; without it all are."""
 
     linear: Projection
     source: Buffer
@@ -57,7 +59,7 @@ class Gemm:
 
 @dataclass(frozen=True)
 class SiluMul:
-    """silu(gate) · up of two times `size` numbers."""
+    """The gate of an MLP: silu(gate) · up of two times `size` numbers."""
 
     source: Buffer
     to: Buffer
@@ -66,7 +68,7 @@ class SiluMul:
 
 @dataclass(frozen=True)
 class DeltaNet:
-    """`layer` is the name by which the state is found."""
+    """The DeltaNet core. `layer` is the name by which its state is found."""
 
     core: interfaces.DeltaNet
     layer: str
@@ -76,7 +78,8 @@ class DeltaNet:
 
 @dataclass(frozen=True)
 class Attention:
-    """`layer` is the name by which the state is found. Without `to`, keys and values alone are written."""
+    """The attention core. `layer` is the name by which its state is found. Without `to`, only keys and values are
+    written."""
 
     core: interfaces.GatedAttention
     layer: str
@@ -86,7 +89,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Experts:
-    """Added to what is in the buffer `to`; `logits` is the buffer of the router's outputs."""
+    """A layer's experts, added to what is in the buffer `to`; `logits` is the buffer of the router's outputs."""
 
     experts: interfaces.Experts
     source: Buffer
@@ -98,7 +101,7 @@ Instruction = Norm | Gemm | SiluMul | DeltaNet | Attention | Experts
 
 
 class CompiledProgram(Protocol):
-    """Instructions as one call."""
+    """A list of instructions compiled into one call."""
 
     def __call__(
         self,
@@ -108,5 +111,6 @@ class CompiledProgram(Protocol):
         states: Mapping[str, object],
         given_ND: Tensor | None = None,
     ) -> Tensor:
-        """What was left in RESULT, [N, 0] if nothing was. `states` are the layers' own, by name."""
+        """Runs the instructions. Returns what was left in RESULT, or [N, 0] if nothing was. `states` are the layers'
+        own, by name."""
         ...

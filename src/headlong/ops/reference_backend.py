@@ -38,7 +38,7 @@ LINEARS = (OneDnnLinear, ReferenceLinear)
 
 
 class ReferenceBackend(Backend):
-    """Serves every dtype, device and weight."""
+    """The reference ops: any dtype, any device, any weight."""
 
     name = "reference"
 
@@ -104,11 +104,11 @@ class ReferenceBackend(Backend):
     def _projection(
         self, weights: Sequence[Weight], order: Tensor | None, bias: Tensor | None, gates: slice  # noqa: ARG002
     ) -> Projection:  # fmt: skip
-        """A linear that gives all outputs at once."""
+        """Makes a linear that gives all outputs at once."""
         return self._stacked(weights, order, bias)
 
     def _multiplied(self, weight: Weight) -> Linear:
-        """By the first GEMM that is batch-invariant at its shape, padded if it has to be."""
+        """Makes a linear by the first GEMM that is batch-invariant at this shape, padded if it has to be."""
         if isinstance(weight, PackedWeight):
             return UnpackingLinear(weight, self._unpacked_dtype)
         if weight.is_meta:
@@ -127,7 +127,7 @@ class ReferenceBackend(Backend):
 
     @property
     def _unpacked_dtype(self) -> torch.dtype:
-        """What packed weights are multiplied in: a CPU has nothing to gain from less than float32."""
+        """The dtype that packed weights are multiplied in: a CPU has nothing to gain from less than float32."""
         return self.dtype if self.device.type == "cuda" else self.activation_dtype
 
     def pick(self, linear: Linear, outs_T: Tensor) -> Linear:

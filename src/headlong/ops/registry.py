@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def choose_backend(dtype: torch.dtype, device: torch.device) -> Backend:
-    """Triton's kernels, else native ones, else the reference."""
+    """Chooses Triton's kernels where they can serve, else the native ones, else the reference."""
     reason = triton_refusal(dtype, device)
     if reason is None:
         return import_module("headlong.ops.triton_backend").TritonBackend(dtype, device)
@@ -31,8 +31,8 @@ def choose_backend(dtype: torch.dtype, device: torch.device) -> Backend:
 
 
 def default_dtype(device: torch.device, stored: torch.dtype | None) -> torch.dtype:
-    """The checkpoint's own dtype where the device multiplies it well, else float32; `stored` is None where all of it
-    is packed."""
+    """Returns the checkpoint's own dtype where the device multiplies it well, else float32; `stored` is None where all
+    of it is packed."""
     if device.type == "cpu":
         multiplied = native.refusal(torch.bfloat16, device) is None or cpu_multiplies_bfloat16()
         return torch.bfloat16 if stored == torch.bfloat16 and multiplied else torch.float32

@@ -38,20 +38,21 @@ from headlong.types import Rows
 
 log = logging.getLogger(__name__)
 FORMATS = ("fp8", "nvfp4")
-"""Packed formats that are not whole numbers by group, all of which it takes too."""
+"""Packed formats that Triton's kernels take besides those of whole numbers with a scale by group, which they all
+take."""
 
 
 class TritonBackend(ReferenceBackend):
-    """Serves bfloat16, float16 and float32."""
+    """Triton's ops for bfloat16, float16 and float32."""
 
     name = "triton"
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(dtype, device)
         self.foreign: list[str] = []
-        """Why each of the weights that Triton could not take was left to the reference."""
+        """The reason why each of the weights that Triton could not take was left to the reference."""
         self._multiplied_in: set[torch.dtype] = set()
-        """The dtypes of Triton's GEMMs."""
+        """The dtypes that Triton's GEMMs multiply in."""
 
     @property
     def asks_host(self) -> bool:
@@ -59,8 +60,8 @@ class TritonBackend(ReferenceBackend):
 
     @property
     def may_halve_norms(self) -> bool:
-        """Whether GEMMs may be given what is not yet divided by its length: all of them must know of it, and it may be
-        too large for float16."""
+        """Whether GEMMs may be given partial norms, which are not yet divided by their length: all GEMMs must take
+        them, and the numbers may be too large for float16."""
         return not self.foreign and torch.float16 not in self._multiplied_in
 
     def _stacked(self, weights: Sequence[Weight], order: Tensor | None, bias: Tensor | None) -> Linear:
@@ -92,7 +93,7 @@ class TritonBackend(ReferenceBackend):
         return made
 
     def _leave(self, what: str, reason: str) -> None:
-        """To the reference, which is said once."""
+        """Leaves a weight to the reference, and logs the reason once."""
         self.foreign.append(reason)
         if reason not in self._said:
             self._said.add(reason)
@@ -149,5 +150,5 @@ class TritonBackend(ReferenceBackend):
 
 
 def _refusal(weights: Sequence[Weight]) -> str | None:
-    """Why these weights need another GEMM; None if Triton's takes them."""
+    """Returns why these weights need another GEMM; None if Triton's takes them."""
     return next((reason for weight in weights if (reason := TritonLinear.supports(weight)) is not None), None)

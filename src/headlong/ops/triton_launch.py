@@ -36,9 +36,9 @@ def _has_pdl() -> bool:
 
 
 def _launch_options() -> dict[str, bool]:
-    """A multiplication and an addition are fused into one instruction where they can be. That has been Triton's own
-    choice and will not be from 3.10 on: a new Triton would change what kernels cost, and the last bits of what they
-    compute."""
+    """Compiler options. A multiplication and an addition are fused into one instruction where they can be. That has
+    been Triton's own choice and will not be from 3.10 on: a new Triton would change what kernels cost, and the last
+    bits of what they compute."""
     if knobs.runtime.interpret:
         return {}
     return {"enable_fp_fusion": True, **({"launch_pdl": True} if HAS_PDL.value else {})}
@@ -80,6 +80,6 @@ def zero_after_previous_kernel(step):
 
 @triton.jit
 def launch_dependents_and_wait():
-    """How a kernel begins that has nothing to do before the kernel before it has ended."""
+    """Begins a kernel that has nothing to do before the kernel before it has ended."""
     launch_dependents()
     wait_for_previous_kernel()

@@ -16,33 +16,36 @@ from headlong.ops.prepared import PreparedStep
 from headlong.ops.upload import upload
 from headlong.types import Rows
 
-GOES_ON, ENDED = -1, -1
-"""Start of a row of which the device knows better where it is, and place of one that it knows to have ended."""
-MARKS = 4
-"""Moments of a step that is one launch which are written down, in nanoseconds."""
-MENTIONED = 1 << 30
-"""Stands, in counts of what rows produced, for a token that is penalised though it was not produced."""
+START_ON_DEVICE, ENDED = -1, -1
+"""START_ON_DEVICE is the start of a row whose position only the device knows; ENDED is the position that the device
+stores for a row that has ended."""
+NUM_TIMESTAMPS = 4
+"""The number of timestamps, in nanoseconds, that a step which is one CUDA graph records."""
+SEEN_IN_PROMPT = 1 << 30
+"""A flag in the counts of a row's tokens, for a token that is penalised because it stood in the prompt, though it was
+not produced."""
 FEWEST_POSITIONS = 1024
-"""That are reckoned with, and then twice as many each time: steps come in few shapes, which are recorded."""
+"""The fewest positions that a step's attention is sized for; larger steps double this, so that steps come in few
+shapes, each of which is captured once."""
 
 
 @dataclass(frozen=True)
 class TritonStep(PreparedStep):
-    """R rows of N tokens in all, flattened row after row. Integers are int32."""
+    """A prepared step of R rows with N tokens in all, flattened row after row. Integers are int32."""
 
     table_R6: Tensor
-    """Of each row: slot, position of its first token, tokens, drafts among them (the last ones), drafts of the last
-    step to replay, index of its first token among all N."""
+    """The table of rows: slot, position of the first token, tokens, drafts among them (the last ones), drafts of the
+    last step to replay, and index of the first token among all N."""
     row_N: Tensor
-    """Which row each token belongs to."""
+    """The row that each token belongs to."""
     position_N: Tensor
     pages_RP: Tensor
-    """Each row's pages, in order; what lies beyond the last is not read."""
+    """The pages of each row, in order; entries after the last page are not read."""
     page_size: int
     most_tokens: int
-    """That a row has, at most."""
+    """The most tokens that any row has."""
     longest: int
-    """Positions that a row attends to, at most, rounded up."""
+    """The most positions that any row attends to, rounded up."""
 
     @property
     def key(self) -> Hashable:
@@ -80,7 +83,7 @@ class TritonStep(PreparedStep):
 
 
 def round_up_positions(count: int) -> int:
-    """What is reckoned with where so many positions are attended to."""
+    """Returns the number of positions that a step is sized for which attends to so many."""
     longest = FEWEST_POSITIONS
     while longest < count:
         longest *= 2
@@ -88,7 +91,7 @@ def round_up_positions(count: int) -> int:
 
 
 def refusal(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why Triton's kernels cannot serve this dtype and device; None if they can."""
+    """Returns why Triton's kernels cannot serve this dtype and device; None if they can."""
     if device.type not in ("cuda", "cpu"):
         return f"run on CUDA devices, not on {device.type}"
     if not triton_ops_wanted(device.type):

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 ALIGN = 4
-"""Each list begins at a multiple of so many numbers, as a tensor of its own would: kernels are compiled for where
-things begin."""
+"""The multiple of numbers at which each list begins, as a tensor of its own would: kernels are compiled for how their
+arguments are aligned."""
 
 
 def upload(
     lists: Sequence[Sequence[int]], device: torch.device, dtype: torch.dtype = torch.long
 ) -> list[Tensor]:
-    """One tensor for each list."""
+    """Returns one tensor for each list."""
     if device.type == "cpu":
         return [torch.tensor(values, dtype=dtype) for values in lists]
     sizes = [len(values) + -len(values) % ALIGN for values in lists]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headlong.ops.triton_step import MENTIONED
+from headlong.ops.triton_step import SEEN_IN_PROMPT
 from headlong.sampling.penalties import Seen
 
 
@@ -52,7 +52,7 @@ class Tally:
         slots = np.concatenate([np.full(len(seen), slot, dtype=np.int64) for slot, seen in rows])
         ids = np.concatenate([np.array(seen.ids, dtype=np.int64) for _, seen in rows])
         counts = np.concatenate([np.array(seen.counts, dtype=np.int64) for _, seen in rows])
-        values = np.where(counts > 0, counts, MENTIONED)
+        values = np.where(counts > 0, counts, SEEN_IN_PROMPT)
         slot_T, id_T, value_T = torch.from_numpy(np.stack((slots, ids, values))).to(self._device)
         self.counts_SV[torch.tensor([slot for slot, _ in rows], device=self._device)] = 0
         self.counts_SV[slot_T, id_T] = value_T.to(torch.int32)

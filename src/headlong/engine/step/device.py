@@ -17,7 +17,7 @@ from headlong.engine.step.layout import EvenLayout, Pass
 from headlong.layers.context import Context
 from headlong.models.decoder import DecoderModel
 from headlong.ops.rope.reference import LARGEST_TABLE, Angles, angles
-from headlong.ops.triton_step import MARKS, TritonStep, round_up_positions
+from headlong.ops.triton_step import NUM_TIMESTAMPS, TritonStep, round_up_positions
 from headlong.sampling.processors import Alike
 from headlong.sampling.sampler import Sampler
 from headlong.speculate.draft_loop import Choice, make_drafts
@@ -106,8 +106,10 @@ class DeviceStages:
         each position, and those that are penalised or biased are so here."""
         layout, shape, table = plan.layout, plan.shape, self.row_table
         num_rows, num_drafts = layout.num_rows, layout.num_drafts
-        found_X = torch.empty(num_rows * 3 * (1 + num_drafts) + MARKS, dtype=torch.long, device=self.device)
-        times = found_X[-MARKS:]
+        found_X = torch.empty(
+            num_rows * 3 * (1 + num_drafts) + NUM_TIMESTAMPS, dtype=torch.long, device=self.device
+        )
+        times = found_X[-NUM_TIMESTAMPS:]
         slots_R, pages_RP = self._ops.begin(
             plan.given_R4, table.place_S2, table.pages_SP, layout.table_PR6, layout.position_X,
             -(-shape.longest // self.state.page_size), num_drafts, times,
@@ -139,7 +141,7 @@ class DeviceStages:
         last_R = self._ops.accept(
             plan.given_R4, plan.layout.position_X, draft.slots_R, tokens_N, draft.drafts_RK, computed.logits_NV,
             self.row_table.stops_SM, self.state.last_token_S, self.row_table.place_S2,
-            draft.found_X, draft.found_X[-MARKS:],
+            draft.found_X, draft.found_X[-NUM_TIMESTAMPS:],
         )  # fmt: skip
         return Chosen(tokens_N, last_R)
 
@@ -157,7 +159,7 @@ class DeviceStages:
             assert self.drafter is not None
             alone = Context(draft.context.angles, draft.context.attention)
             out_ND = self.drafter.forward(verdict.tokens_N, computed.hidden_ND, alone)
-            times = draft.found_X[-MARKS:]
+            times = draft.found_X[-NUM_TIMESTAMPS:]
             self._ops.carry(out_ND, verdict.last_R, slots_R, self.state.carry_SD, times)
 
     def context(self, plan: EvenStep, pages_RP: Tensor) -> Context:

@@ -17,7 +17,7 @@ from headlong.engine.step.device import MAX_TOKENS, DeviceStages, EvenStep, Shap
 from headlong.engine.step.layout import EvenLayout
 from headlong.engine.step.readback import Readback
 from headlong.engine.step.stepper import Landed
-from headlong.ops.triton_step import MARKS, round_up_positions
+from headlong.ops.triton_step import NUM_TIMESTAMPS, round_up_positions
 from headlong.sampling.entries import Entries, Entry
 from headlong.sampling.processors import Alike
 from headlong.speculate.verdict import Found, build_verdict, without
@@ -160,7 +160,7 @@ class DeviceStepper(ABC):
         for row, tokens in zip(plan.rows, verdict.tokens, strict=True):
             if row.request.params.penalised:
                 self.stages.sampler.table.tally.advance(row.slot, len(tokens))
-        begun, drafted, verified, read = values[-MARKS:]
+        begun, drafted, verified, read = values[-NUM_TIMESTAMPS:]
         drafting = drafted - begun + read - verified if launch.reads else 0
         seconds = (read if launch.reads else verified) - begun
         return Landed(plan, verdict, launch.late + drafting / 1e9, launch.is_usual, seconds / 1e9)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headlong.ops.triton_step import GOES_ON
+from headlong.ops.triton_step import START_ON_DEVICE
 from headlong.ops.upload import ALIGN
 from headlong.types import RowPlan
 
@@ -49,7 +49,7 @@ class EvenLayout:
     def given(self, rows: Sequence[RowPlan], *, go_on: bool) -> Tensor:
         """What the host tells of each row: its slot, start, drafts to replay and drafts. Nobody may change it."""
         told = [
-            (row.slot, GOES_ON, 0, row.num_drafts)
+            (row.slot, START_ON_DEVICE, 0, row.num_drafts)
             if go_on
             else (row.slot, row.start, row.num_replay, row.num_drafts)
             for row in rows

@@ -1,4 +1,4 @@
-"""The best token of each row of logits; what is no number wins, so that the choice tells of it."""
+"""The argmax of each row of logits. NaN wins, so that the choice shows it."""
 
 from torch import Tensor
 

@@ -20,7 +20,7 @@ BLOCK = 4096
 
 @triton.jit
 def block_argmax(x, index, mask):
-    """The largest number of a block, and the lowest index where it stands; NaN, and its index, if there is one."""
+    """The largest number of a block, and the lowest index where it is; NaN, and its index, if there is one."""
     is_nan = (x != x) & mask
     any_nan = tl.max(is_nan.to(tl.int32), 0) > 0
     maximum = tl.max(tl.where(mask & (x == x), x, float("-inf")), 0)

@@ -24,7 +24,7 @@ class PreparedConv:
     taps_TN: Tensor
     keep_from: Tensor
     keep_to: Tensor
-    """Where in the flattened windows the kept inputs go."""
+    """The places, in the flattened windows, that the kept inputs go to."""
 
 
 def prepare(rows: Rows, kernel: int, window: int, device: torch.device) -> PreparedConv:
@@ -46,7 +46,7 @@ def prepare(rows: Rows, kernel: int, window: int, device: torch.device) -> Prepa
 
 
 def causal_conv(x_NC: Tensor, windows_SWC: Tensor, weight_TC: Tensor, prepared: PreparedConv) -> Tensor:
-    """silu(conv(x)); updates the windows of the slots of the step."""
+    """Computes silu(conv(x)), and updates the windows of the step's slots."""
     flat_windows = windows_SWC.flatten(0, 1)
     line = torch.cat((flat_windows.index_select(0, prepared.past), x_NC))
     out = line.index_select(0, prepared.taps_TN[0]).mul_(weight_TC[0])

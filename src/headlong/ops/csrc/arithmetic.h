@@ -1,4 +1,4 @@
-/* Small functions of floats that loops over them can be vectorised with. */
+/* Small functions of floats, written so that compilers vectorise the loops that call them. */
 #ifndef HEADLONG_ARITHMETIC_H
 #define HEADLONG_ARITHMETIC_H
 #include <math.h>
@@ -6,7 +6,7 @@
 #include <string.h>
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
-/* The loader picks the widest version this CPU runs. */
+/* The function is compiled several times; the loader picks the widest version that this CPU runs. */
 #define VECTORISED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define VECTORISED
@@ -29,11 +29,11 @@ INLINE uint16_t to_bf16(float x) {
 
 /* e^x for x cut to [-87, 87]: 2^n e^r with |r| <= ln2 / 2, e^r by its series to the seventh power; about one unit
  * in the last place. Cut in integers and without a branch, or the loops around it stay scalar. */
-INLINE float exponential(float given) {
+INLINE float exponential(float input) {
     uint32_t bits;
-    memcpy(&bits, &given, 4);
-    uint32_t size = bits & 0x7FFFFFFF, most = 0x42AE0000; /* 87.0f */
-    bits = (bits & 0x80000000) | (size < most ? size : most);
+    memcpy(&bits, &input, 4);
+    uint32_t magnitude = bits & 0x7FFFFFFF, limit = 0x42AE0000; /* 87.0f */
+    bits = (bits & 0x80000000) | (magnitude < limit ? magnitude : limit);
     float x;
     memcpy(&x, &bits, 4);
     int32_t n = (int32_t)(x * 1.44269504f + copysignf(0.5f, x));
@@ -49,7 +49,7 @@ INLINE float exponential(float given) {
     bits = (uint32_t)(n + 127) << 23;
     float scale;
     memcpy(&scale, &bits, 4);
-    return y * scale + (given - given); /* NaN stays NaN */
+    return y * scale + (input - input); /* NaN stays NaN */
 }
 
 INLINE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }

@@ -1,34 +1,36 @@
-/* A layer's experts: routing, the routed ones and the one that every token has. The mirrors of these structures are in
- * ops/moe/native.py. */
+/* A layer's mixture of experts: routing, the routed experts and the shared expert. ops/moe/native.py mirrors these
+ * structures. */
 #ifndef HEADLONG_EXPERTS_H
 #define HEADLONG_EXPERTS_H
 #include "matmul.h"
 
-/* Outputs of a product from `column` on. */
+/* A part of a linear's outputs, from `first_out` on, that one matrix computes. */
 typedef struct {
     const Matrix *w;
-    int64_t column;
+    int64_t first_out;
 } Panel;
 
 typedef struct {
     const Panel *panels;
-    int64_t count, outs;
+    int64_t num_panels, num_outs;
 } Linear;
 
-/* down(silu(gate x) up x), with gate and up side by side. */
+/* An expert computes down(silu(gate x) up x), with gate and up side by side. */
 typedef struct {
     Linear gate_up, down;
 } Expert;
 
 typedef struct {
-    int64_t experts, active, normalise, size;
-    const Expert *all; /* [experts + 1], the last one every token has */
+    int64_t num_experts, num_active, normalise, hidden_size;
+    const Expert *experts; /* [num_experts + 1], the last one the shared expert */
 } Experts;
 
-/* Adds to `to` [tokens, size]; `logits` are [tokens, experts + 1], the last one of the gate of what every token has. */
-void headlong_experts(const Experts *net, const float *x, const float *logits, float *to, int64_t tokens, int threads);
+/* Adds the experts' outputs to `out` [num_tokens, hidden_size]. `logits` are [num_tokens, num_experts + 1], the last one
+ * the shared expert's gate. */
+void headlong_experts(const Experts *net, const float *x, const float *logits, float *out, int64_t num_tokens,
+                      int num_threads);
 
-/* Of program.c. */
-void headlong_silu_mul(const float *gate_up, float *out, int64_t rows, int64_t size, int threads);
+/* Defined in program.c: silu(gate) up, with gate and up side by side in each of `num_rows` rows. */
+void headlong_silu_mul(const float *gate_up, float *out, int64_t num_rows, int64_t hidden_size, int num_threads);
 
 #endif

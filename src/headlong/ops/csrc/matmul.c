@@ -1,6 +1,6 @@
-/* y = x Wᵀ: weights are read once for up to six rows of x.
+/* The GEMM y = x Wᵀ: weights are read once for up to six rows of x.
  *
- * Every output is summed up in one order whatever else is computed beside it, so its bits depend on its own row of x
+ * Every output is summed up in one order whatever else is computed with it, so its bits depend on its own row of x
  * and its own row of W alone, not on the number of rows or threads. Activations and sums are float; only where weights
  * are bfloat16 and may meet bfloat16 are activations rounded to it, which some CPUs multiply by tiles (matmul_tiles.h),
  * and where the CPU multiplies bytes, codes meet activations as whole numbers with as many bits as a float has
@@ -8,7 +8,7 @@
  */
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("no-associative-math")
-#pragma GCC diagnostic ignored "-Wpsabi" /* wide vectors never leave this file */
+#pragma GCC diagnostic ignored "-Wpsabi" /* wide vectors are never passed to another file */
 #endif
 #include "matmul.h"
 
@@ -23,34 +23,34 @@
 #define INLINE static inline __attribute__((always_inline))
 
 enum {
-    MAX_ROWS = 6,    /* that are summed up at a time */
-    FEW_ROWS = 12,   /* for which weights are rather decoded twice than written down */
-    DEPTH = 512,     /* weights of an output that all rows meet before the next ones are read; even */
+    MAX_ROWS = 6,    /* rows that are multiplied at a time */
+    FEW_ROWS = 12,   /* up to this many rows, weights are decoded again rather than stored */
+    BLOCK_K = 512,   /* inputs that all rows are multiplied with before the next ones are read; even */
     SHARED_ROWS = 8, /* fewer rows are rounded by one thread */
-    TILE_STEP = 32,  /* weights of an output that meet at a time where tiles do */
+    TILE_STEP = 32,  /* inputs of one tile instruction */
 };
 
 typedef struct Piece Piece;
 typedef struct {
     const Matrix *w;
     const float *x;
-    uint32_t *pairs; /* x as bfloat16, two together, where that is wanted */
-    Piece *pieces;   /* x as digits, where codes meet them */
+    uint32_t *pairs; /* x as bfloat16, two to a word, for BF16_ROUNDED */
+    Piece *pieces;   /* x as digits, where codes are multiplied as bytes */
     float *y;
-    int64_t rows, stride;
+    int64_t num_rows, stride_y;
     int add;
-} Product;
+} GemmCall;
 
 typedef struct {
-    Work blocks[NUM_TYPES], round_rows; /* null where bfloat16 is not multiplied */
+    Work blocks[NUM_TYPES], round_rows; /* null where the CPU has no bfloat16 instructions */
 } Version;
 
 typedef struct {
     Work split_rows, blocks[NUM_TYPES];
-    int64_t (*bytes)(const Matrix *w); /* that a row's pieces take */
+    int64_t (*bytes_per_row)(const Matrix *w); /* the bytes that a row's pieces take */
 } Digits;
-static const Digits *digits; /* null where bytes are not multiplied */
-static Work tiles;           /* of rounded rows, where bfloat16 is multiplied by tiles */
+static const Digits *digits; /* null where the CPU has no byte dot products */
+static Work tiles;           /* for rounded rows; null where the CPU has no bfloat16 tiles */
 
 #define VERSION(name) name##_plain
 #include "matmul_kernels.h"
@@ -97,26 +97,26 @@ __attribute__((constructor)) static void choose(void) {
         version = &version_avx2;
     if (wide && __builtin_cpu_supports("avx512vnni")) digits = &digits_vnni;
 #if defined(TILES)
-    if (version->round_rows && __builtin_cpu_supports("amx-bf16") && tiles_are_granted()) tiles = tile_blocks;
+    if (version->round_rows && __builtin_cpu_supports("amx-bf16") && tiles_are_permitted()) tiles = tile_blocks;
 #endif
 }
 #endif
 
-void multiply(const Matrix *w, const float *x, int64_t rows, float *y, int64_t stride, int add, int threads) {
-    Product product = {w, x, 0, 0, y, rows, stride, add};
+void gemm(const Matrix *w, const float *x, int64_t num_rows, float *y, int64_t stride_y, int add, int num_threads) {
+    GemmCall product = {w, x, 0, 0, y, num_rows, stride_y, add};
     Work blocks = version->blocks[w->type];
     if (w->type == BF16_ROUNDED && version->round_rows) {
-        product.pairs = (uint32_t *)workspace(PAIRS, (rows * w->size + 1) / 2);
-        share(version->round_rows, &product, rows, SHARED_ROWS, threads);
-        if (tiles && w->size % TILE_STEP == 0) blocks = tiles;
+        product.pairs = (uint32_t *)workspace(PAIRS, (num_rows * w->num_ins + 1) / 2);
+        parallel_for(version->round_rows, &product, num_rows, SHARED_ROWS, num_threads);
+        if (tiles && w->num_ins % TILE_STEP == 0) blocks = tiles;
     } else if (w->type >= I8 && digits) {
-        product.pieces = (Piece *)workspace(PIECES, rows * digits->bytes(w) / 4);
-        share(digits->split_rows, &product, rows, SHARED_ROWS, threads);
+        product.pieces = (Piece *)workspace(PIECES, num_rows * digits->bytes_per_row(w) / 4);
+        parallel_for(digits->split_rows, &product, num_rows, SHARED_ROWS, num_threads);
         blocks = digits->blocks[w->type];
     }
-    share(blocks, &product, (w->outs + WIDTH - 1) / WIDTH, 1, threads);
+    parallel_for(blocks, &product, (w->num_outs + WIDTH - 1) / WIDTH, 1, num_threads);
 }
 
-void headlong_matmul(const Matrix *w, const float *x, int64_t rows, float *y, int64_t stride, int threads) {
-    multiply(w, x, rows, y, stride, 0, threads);
+void headlong_matmul(const Matrix *w, const float *x, int64_t num_rows, float *y, int64_t stride_y, int num_threads) {
+    gemm(w, x, num_rows, y, stride_y, 0, num_threads);
 }

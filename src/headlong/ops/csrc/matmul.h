@@ -1,51 +1,52 @@
-/* y = x Wᵀ for a W that was laid out for it at load. */
+/* The GEMM y = x Wᵀ for a W that was laid out for it at load. */
 #ifndef HEADLONG_MATMUL_H
 #define HEADLONG_MATMUL_H
 #include <stdint.h>
 
-/* What a weight is stored as: floats, or codes that have a scale for every `group` of them and, in I8_OFFSET and
+/* How a weight is stored: floats, or codes that have a scale for every `group` of them and, in I8_OFFSET and
  * U4_OFFSET, an offset that is added. Codes are unsigned: I8 and I8_OFFSET mean code - 128, U4 means code - 8.
  * BF16_ROUNDED is BF16 whose activations may be rounded to bfloat16, where the CPU multiplies it. */
 enum { F32, F16, BF16, BF16_ROUNDED, I8, I8_OFFSET, U4, U4_OFFSET, NUM_TYPES };
 
-/* What scales and offsets are; PARTS: int8, times a float16 that `span` groups share. */
+/* How scales and offsets are stored. PARTS are int8, each times a float16 that `span` groups share. */
 enum { FLOAT, HALF, PARTS };
 
-/* 64 outputs side by side: [outs / 64, size, 64], rounded up. Two weights of an output stay together in BF16, which is
- * [outs / 64, size / 2, 64, 2], and the codes in 4 bytes: [outs / 64, units, 64, 4]. Scales and offsets are
- * [outs / 64, size / group, 64], what their parts are multiplied with [outs / 64, size / group / span, 64].
+/* Weights have 64 outputs side by side: [num_outs / 64, num_ins, 64], rounded up. Two weights of an output stay
+ * together in BF16, which is [num_outs / 64, num_ins / 2, 64, 2], and the codes in units of 4 bytes: [num_outs / 64,
+ * units, 64, 4]. Scales and offsets are [num_outs / 64, num_ins / group, 64], the factors of their parts [num_outs /
+ * 64, num_ins / group / span, 64].
  *
- * Every group of codes has room for a multiple of 8, and is cut into pieces of 32, the last one what is left. Codes of
- * 4 bits have a piece's first half in the low ends of its bytes and its second half in the high ones. */
+ * Every group of codes is padded to a multiple of 8 and cut into pieces of 32, the last of which may be shorter. Codes
+ * of 4 bits have a piece's first half in the low ends of its bytes and its second half in the high ones. */
 enum { WIDTH = 64, PIECE = 32, UNIT = 4 };
 
 typedef struct {
-    int64_t type, size, outs, group, factors, span;
-    const uint8_t *codes, *scales, *offsets, *scale_wholes, *offset_wholes;
+    int64_t type, num_ins, num_outs, group, factors, span;
+    const uint8_t *codes, *scales, *offsets, *scale_factors, *offset_factors;
     const float *bias; /* or null */
 } Matrix;
 
-static inline int64_t room_of(int64_t group) { return (group + 7) / 8 * 8; }
+static inline int64_t padded_group(int64_t group) { return (group + 7) / 8 * 8; }
 
-/* Units of an output. */
-static inline int64_t units_of(const Matrix *w) {
-    return w->size / w->group * room_of(w->group) / (w->type < U4 ? UNIT : 2 * UNIT);
+/* The number of units of one output. */
+static inline int64_t units_per_output(const Matrix *w) {
+    return w->num_ins / w->group * padded_group(w->group) / (w->type < U4 ? UNIT : 2 * UNIT);
 }
 
 typedef struct {
     int64_t unit, shift;
-} Place;
+} CodePosition;
 
-/* Of code `i` of a group: its unit and its lowest bit there. */
-static inline Place place_of(int64_t type, int64_t group, int64_t number, int64_t i) {
-    const int64_t room = room_of(group), begin = number * room;
-    if (type < U4) return (Place){(begin + i) / UNIT, i % UNIT * 8};
-    const int64_t piece = i / PIECE * PIECE, half = (room - piece < PIECE ? room - piece : PIECE) / 2;
+/* The unit of code `i` of a group, and its lowest bit there. */
+static inline CodePosition code_position(int64_t type, int64_t group, int64_t group_index, int64_t i) {
+    const int64_t padded = padded_group(group), begin = group_index * padded;
+    if (type < U4) return (CodePosition){(begin + i) / UNIT, i % UNIT * 8};
+    const int64_t piece = i / PIECE * PIECE, half = (padded - piece < PIECE ? padded - piece : PIECE) / 2;
     const int64_t high = i - piece >= half, byte = i - piece - high * half;
-    return (Place){(begin + piece) / (2 * UNIT) + byte / UNIT, byte % UNIT * 8 + high * 4};
+    return (CodePosition){(begin + piece) / (2 * UNIT) + byte / UNIT, byte % UNIT * 8 + high * 4};
 }
 
-/* `add`: to what is in y. Rows of y are `stride` apart. */
-void multiply(const Matrix *w, const float *x, int64_t rows, float *y, int64_t stride, int add, int threads);
+/* Computes y = x Wᵀ + bias, or with `add` adds that to y. Rows of y are `stride_y` numbers apart. */
+void gemm(const Matrix *w, const float *x, int64_t num_rows, float *y, int64_t stride_y, int add, int num_threads);
 
 #endif

@@ -1,4 +1,4 @@
-/* One version of the product, for the instructions that are switched on where it is included; VERSION(name) tells the
+/* One version of the GEMM, for the instructions that are switched on where it is included; VERSION(name) tells the
  * versions apart. Vectors are as wide as registers are: compilers keep wider ones in memory. */
 #if defined(__AVX512F__)
 enum { VERSION(LANES) = 16 };
@@ -29,13 +29,13 @@ typedef struct {
 
 /* Registers hold the sums of a few rows: those of 64 outputs with 32 wide registers, fewer with 16 narrower ones. */
 #if defined(__AVX512F__)
-#define PANELS(rows) 4
+#define PANELS(num_rows) 4
 #else
-#define PANELS(rows) ((rows) == 1 ? 8 : (rows) == 2 ? 4 : (rows) < 5 ? 2 : 1)
+#define PANELS(num_rows) ((num_rows) == 1 ? 8 : (num_rows) == 2 ? 4 : (num_rows) < 5 ? 2 : 1)
 #endif
 
-/* Weights that are decoded at a time. */
-#define STEP(type) ((type) < I8 ? 2 : UNIT)
+/* The number of weights of an output that are decoded at a time. */
+#define CODES_AT_ONCE(type) ((type) < I8 ? 2 : UNIT)
 
 INLINE Floats VERSION(floats_at)(const void *at) {
     Floats x;
@@ -50,10 +50,10 @@ INLINE Floats VERSION(of_f16)(const uint8_t *at) {
     Shorts h;
     memcpy(&h, at, sizeof h);
     Unsigned wide = __builtin_convertvector(h, Unsigned);
-    /* The exponent's bias made right, for small numbers too; the largest one is infinity, or no number. */
+    /* Scaling corrects the exponent's bias, for subnormal numbers too; the largest exponent is infinity or NaN. */
     Floats size = (Floats)((wide & 0x7FFF) << 13) * 0x1p112f;
-    Unsigned endless = (Unsigned)((wide & 0x7C00) == 0x7C00) & 0x7F800000;
-    return (Floats)((Unsigned)size | endless | (wide & 0x8000) << 16);
+    Unsigned infinity_bits = (Unsigned)((wide & 0x7C00) == 0x7C00) & 0x7F800000;
+    return (Floats)((Unsigned)size | infinity_bits | (wide & 0x8000) << 16);
 #endif
 }
 
@@ -61,31 +61,31 @@ INLINE Floats VERSION(of_i8)(Bytes bytes) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)bytes));
 #else
-    /* By way of integers of the floats' width, and as unsigned ones moved by 128: compilers have no short way. */
+    /* By integers as wide as floats, unsigned with an offset of 128: compilers vectorise no shorter way. */
     return __builtin_convertvector(__builtin_convertvector(bytes ^ 0x80, Signed), Floats) - 128.0f;
 #endif
 }
 
-/* Scales or offsets of group `number`, for LANES outputs of a block from `out` on. */
-INLINE Floats VERSION(factors_at)(const Matrix *w, const uint8_t *from, const uint8_t *wholes, int64_t block,
-                                  int64_t number, int64_t out) {
-    const int64_t groups = w->size / w->group, at = (block * groups + number) * WIDTH + out;
+/* Scales or offsets of group `group_index`, for LANES outputs of a block from `out` on. */
+INLINE Floats VERSION(factors_at)(const Matrix *w, const uint8_t *from, const uint8_t *factors, int64_t block,
+                                  int64_t group_index, int64_t out) {
+    const int64_t groups = w->num_ins / w->group, at = (block * groups + group_index) * WIDTH + out;
     if (w->factors == FLOAT) return VERSION(floats_at)(from + 4 * at);
     if (w->factors == HALF) return VERSION(of_f16)(from + 2 * at);
     Bytes parts;
     memcpy(&parts, from + at, sizeof parts);
-    return VERSION(of_f16)(wholes + 2 * ((block * (groups / w->span) + number / w->span) * WIDTH + out)) *
+    return VERSION(of_f16)(factors + 2 * ((block * (groups / w->span) + group_index / w->span) * WIDTH + out)) *
            VERSION(of_i8)(parts);
 }
 
-INLINE Factors VERSION(group_at)(int type, const Matrix *w, int64_t block, int64_t number, int64_t out) {
-    Factors found = {{0}, {0}};
-    if (type < I8) return found;
-    found.scale = VERSION(factors_at)(w, w->scales, w->scale_wholes, block, number, out);
-    if (type == U4) found.offset = found.scale * -8.0f;
+INLINE Factors VERSION(group_at)(int type, const Matrix *w, int64_t block, int64_t group_index, int64_t out) {
+    Factors result = {{0}, {0}};
+    if (type < I8) return result;
+    result.scale = VERSION(factors_at)(w, w->scales, w->scale_factors, block, group_index, out);
+    if (type == U4) result.offset = result.scale * -8.0f;
     if (type == I8_OFFSET || type == U4_OFFSET)
-        found.offset = VERSION(factors_at)(w, w->offsets, w->offset_wholes, block, number, out);
-    return found;
+        result.offset = VERSION(factors_at)(w, w->offsets, w->offset_factors, block, group_index, out);
+    return result;
 }
 
 /* Code `i` of units, whose bytes are signed, or nibbles in their low ends. */
@@ -95,9 +95,10 @@ INLINE Floats VERSION(of_code)(int type, Unsigned units, int i, Factors by) {
     return type == I8 ? whole * by.scale : whole * by.scale + by.offset;
 }
 
-/* Weights from k on of LANES outputs, whose first ones are at `codes`: STEP of them, from a unit's first on where they are
- * codes. `number` is that of their group. */
-INLINE Weights VERSION(decode)(int type, const Matrix *w, const uint8_t *codes, int64_t k, int64_t number, Factors by) {
+/* Weights from k on of LANES outputs, whose first ones are at `codes`: STEP of them, from a unit's first on where they
+ * are codes. `group_index` is that of their group. */
+INLINE Weights VERSION(decode)(int type, const Matrix *w, const uint8_t *codes, int64_t k, int64_t group_index,
+                               Factors by) {
     const Floats none = {0};
     const uint8_t *at = codes + (type == F32 ? 4 : 2) * k * WIDTH;
     if (type == F32) return (Weights){VERSION(floats_at)(at), VERSION(floats_at)(at + 4 * WIDTH), none, none};
@@ -107,68 +108,71 @@ INLINE Weights VERSION(decode)(int type, const Matrix *w, const uint8_t *codes, 
         memcpy(&bits, at, sizeof bits);
         return (Weights){(Floats)(bits << 16), (Floats)(bits & 0xFFFF0000), none, none};
     }
-    const Place place = place_of(type, w->group, number, k - number * w->group);
+    const CodePosition place = code_position(type, w->group, group_index, k - group_index * w->group);
     memcpy(&bits, codes + place.unit * WIDTH * UNIT, sizeof bits);
     bits = type < U4 ? bits ^ 0x80808080 : bits >> (uint32_t)place.shift;
     return (Weights){VERSION(of_code)(type, bits, 0, by), VERSION(of_code)(type, bits, 1, by),
                      VERSION(of_code)(type, bits, 2, by), VERSION(of_code)(type, bits, 3, by)};
 }
 
-/* `rows` rows of x against LANES · `panels` outputs of a block from `out` on, by weights [first, last) of each; `codes`
- * holds the block's weights from `origin` on. All but these limits is constant where it is called, so that sums stay in
- * registers. A sum runs over k in order, in a lane of its own: its bits depend on nothing beside it. */
-INLINE void VERSION(tile)(int type, int rows, int panels, const Product *job, int64_t block, const uint8_t *codes,
+/* `num_rows` rows of x against LANES · `panels` outputs of a block from `out` on, by weights [first, last) of each;
+ * `codes` holds the block's weights from `origin` on. All but these limits is constant where it is called, so that sums
+ * stay in registers. A sum runs over k in order, in a lane of its own: its bits depend on nothing beside it. */
+INLINE void VERSION(tile)(int type, int num_rows, int panels, const GemmCall *job, int64_t block, const uint8_t *codes,
                           int64_t origin, int64_t out, int64_t first, int64_t last, int64_t m0, float *sums) {
-    const int64_t size = job->w->size, group = type < I8 ? size : job->w->group;
+    const int64_t size = job->w->num_ins, group = type < I8 ? size : job->w->group;
     Floats sum[MAX_ROWS * 4];
     Factors by[8];
-    const int64_t apart = LANES * (type == F16 ? 2 : 4);
-    codes += out / LANES * apart;
-    for (int i = 0; i < rows * panels; i++) sum[i] = VERSION(floats_at)(sums + i / panels * WIDTH + i % panels * LANES);
+    const int64_t stride_codes = LANES * (type == F16 ? 2 : 4);
+    codes += out / LANES * stride_codes;
+    for (int i = 0; i < num_rows * panels; i++)
+        sum[i] = VERSION(floats_at)(sums + i / panels * WIDTH + i % panels * LANES);
     for (int64_t k = first; k < last;) {
-        const int64_t number = k / group, end = (number + 1) * group < last ? (number + 1) * group : last;
-        for (int p = 0; p < panels; p++) by[p] = VERSION(group_at)(type, job->w, block, number, out + LANES * p);
-        for (; k + 1 < end; k += STEP(type))
+        const int64_t group_index = k / group,
+                      end = (group_index + 1) * group < last ? (group_index + 1) * group : last;
+        for (int p = 0; p < panels; p++) by[p] = VERSION(group_at)(type, job->w, block, group_index, out + LANES * p);
+        for (; k + 1 < end; k += CODES_AT_ONCE(type))
 #pragma GCC unroll 8
             for (int p = 0; p < panels; p++) {
 #if defined(__AVX512BF16__)
                 if (type == BF16_ROUNDED) {
-                    __m512bh two = (__m512bh)_mm512_loadu_ps(codes + p * apart + 2 * (k - origin) * WIDTH);
+                    __m512bh two = (__m512bh)_mm512_loadu_ps(codes + p * stride_codes + 2 * (k - origin) * WIDTH);
 #pragma GCC unroll 6
-                    for (int m = 0; m < rows; m++)
+                    for (int m = 0; m < num_rows; m++)
                         sum[m * panels + p] = (Floats)_mm512_dpbf16_ps(
                             (__m512)sum[m * panels + p], two,
                             (__m512bh)_mm512_set1_epi32((int32_t)job->pairs[((m0 + m) * size + k) / 2]));
                     continue;
                 }
 #endif
-                Weights weights = VERSION(decode)(type, job->w, codes + p * apart, k - origin, number, by[p]);
+                Weights weights =
+                    VERSION(decode)(type, job->w, codes + p * stride_codes, k - origin, group_index, by[p]);
 #pragma GCC unroll 6
-                for (int m = 0; m < rows; m++) {
+                for (int m = 0; m < num_rows; m++) {
                     const float *x = job->x + (m0 + m) * size + k;
                     sum[m * panels + p] += x[0] * weights.first;
                     sum[m * panels + p] += x[1] * weights.second;
-                    if (STEP(type) == 2 || end - k == 2) continue;
+                    if (CODES_AT_ONCE(type) == 2 || end - k == 2) continue;
                     sum[m * panels + p] += x[2] * weights.third;
                     sum[m * panels + p] += x[3] * weights.fourth;
                 }
             }
-        if (k < end) /* an odd one at the end, of floats alone */
+        if (k < end) /* the last of an odd number of inputs, which only floats have */
             for (int p = 0; p < panels && (type == F32 || type == F16); p++) {
-                const uint8_t *at = codes + p * apart + (type == F32 ? 4 : 2) * (k - origin) * WIDTH;
+                const uint8_t *at = codes + p * stride_codes + (type == F32 ? 4 : 2) * (k - origin) * WIDTH;
                 Floats weight = type == F32 ? VERSION(floats_at)(at) : VERSION(of_f16)(at);
-                for (int m = 0; m < rows; m++) sum[m * panels + p] += job->x[(m0 + m) * size + k] * weight;
+                for (int m = 0; m < num_rows; m++) sum[m * panels + p] += job->x[(m0 + m) * size + k] * weight;
             }
         k = end; /* the last unit may be half of one */
     }
-    for (int i = 0; i < rows * panels; i++)
+    for (int i = 0; i < num_rows * panels; i++)
         memcpy(sums + i / panels * WIDTH + i % panels * LANES, &sum[i], sizeof sum[i]);
 }
 
-/* Up to MAX_ROWS rows from `m0` on. */
-INLINE void VERSION(some_rows)(int type, int64_t rows, const Product *job, int64_t block, const uint8_t *codes,
+/* Multiplies up to MAX_ROWS rows from `m0` on with one block. */
+INLINE void VERSION(row_block)(int type, int64_t num_rows, const GemmCall *job, int64_t block, const uint8_t *codes,
                                int64_t origin, int64_t first, int64_t last, int64_t m0, float *sums) {
-    switch (rows) {
+    switch (num_rows) {
 #define ROWS(R)                                                                                                   \
     case R:                                                                                                       \
         for (int64_t out = 0; out < WIDTH; out += LANES * PANELS(R))                                              \
@@ -179,18 +183,19 @@ INLINE void VERSION(some_rows)(int type, int64_t rows, const Product *job, int64
     }
 }
 
-/* Weights [first, last) of a block as floats. */
+/* Unpacks weights [first, last) of a block to floats. */
 INLINE void VERSION(unpack)(int type, const Matrix *w, int64_t block, const uint8_t *codes, int64_t first, int64_t last,
                             float *to) {
-    const int64_t group = type < I8 ? w->size : w->group, apart = LANES * (type == F16 ? 2 : 4);
+    const int64_t group = type < I8 ? w->num_ins : w->group, stride_codes = LANES * (type == F16 ? 2 : 4);
     for (int64_t k = first; k < last;) {
-        const int64_t number = k / group, end = (number + 1) * group < last ? (number + 1) * group : last;
+        const int64_t group_index = k / group,
+                      end = (group_index + 1) * group < last ? (group_index + 1) * group : last;
         Factors by[WIDTH / LANES];
-        for (int p = 0; p < WIDTH / LANES; p++) by[p] = VERSION(group_at)(type, w, block, number, LANES * p);
-        for (; k < end; k += STEP(type))
+        for (int p = 0; p < WIDTH / LANES; p++) by[p] = VERSION(group_at)(type, w, block, group_index, LANES * p);
+        for (; k < end; k += CODES_AT_ONCE(type))
             for (int p = 0; p < WIDTH / LANES; p++) {
-                Weights weights = VERSION(decode)(type, w, codes + p * apart, k, number, by[p]);
-                const int64_t count = end - k < STEP(type) ? end - k : STEP(type);
+                Weights weights = VERSION(decode)(type, w, codes + p * stride_codes, k, group_index, by[p]);
+                const int64_t count = end - k < CODES_AT_ONCE(type) ? end - k : CODES_AT_ONCE(type);
                 for (int64_t i = 0; i < count; i++)
                     memcpy(to + (k + i - first) * WIDTH + LANES * p, &weights.first + i, sizeof weights.first);
             }
@@ -198,62 +203,62 @@ INLINE void VERSION(unpack)(int type, const Matrix *w, int64_t block, const uint
     }
 }
 
-/* What was summed up for a block goes where it belongs. */
-INLINE void VERSION(give)(const Product *job, int64_t block, const float *sums) {
-    const int64_t first = block * WIDTH, count = job->w->outs - first < WIDTH ? job->w->outs - first : WIDTH;
+/* Stores the sums of a block in y, with bias, and added to y if wanted. */
+INLINE void VERSION(store_block)(const GemmCall *job, int64_t block, const float *sums) {
+    const int64_t first = block * WIDTH, count = job->w->num_outs - first < WIDTH ? job->w->num_outs - first : WIDTH;
     const float *bias = job->w->bias;
-    for (int64_t m = 0; m < job->rows; m++) {
-        float *y = job->y + m * job->stride + first;
+    for (int64_t m = 0; m < job->num_rows; m++) {
+        float *y = job->y + m * job->stride_y + first;
         for (int64_t n = 0; n < count; n++) {
-            float found = bias ? sums[m * WIDTH + n] + bias[first + n] : sums[m * WIDTH + n];
-            y[n] = job->add ? y[n] + found : found;
+            float result = bias ? sums[m * WIDTH + n] + bias[first + n] : sums[m * WIDTH + n];
+            y[n] = job->add ? y[n] + result : result;
         }
     }
 }
 
-/* Rows in parts of much the same size, a part of the weights at a time. What is dear to decode is decoded once for many
- * rows; to the same floats, so that bits do not tell. */
-INLINE void VERSION(blocks)(int type, const Product *job, int64_t begin, int64_t end) {
-    const int64_t size = job->w->size, parts = (job->rows + MAX_ROWS - 1) / MAX_ROWS;
+/* Computes blocks of 64 outputs: rows in parts of almost equal size, BLOCK_K inputs at a time. For many rows, weights
+ * that are slow to decode are decoded once, to the same floats, so that bits do not change. */
+INLINE void VERSION(blocks)(int type, const GemmCall *job, int64_t begin, int64_t end) {
+    const int64_t size = job->w->num_ins, parts = (job->num_rows + MAX_ROWS - 1) / MAX_ROWS;
     const int plain = type == F32 || (type == BF16_ROUNDED && job->pairs);
-    const int unpacked = !plain && job->rows > FEW_ROWS && size % 2 == 0;
-    const int64_t bytes = type == F32 ? 4 * size : type < I8 ? 2 * size : UNIT * units_of(job->w);
-    /* Units are decoded whole: none is cut in two. */
-    const int64_t depth = type >= I8 && job->w->group % UNIT ? size : DEPTH;
-    float *sums = workspace(SUMS, job->rows * WIDTH), *values = unpacked ? workspace(VALUES, depth * WIDTH) : 0;
+    const int unpacked = !plain && job->num_rows > FEW_ROWS && size % 2 == 0;
+    const int64_t bytes = type == F32 ? 4 * size : type < I8 ? 2 * size : UNIT * units_per_output(job->w);
+    /* Units are decoded whole, so no part ends inside one. */
+    const int64_t depth = type >= I8 && job->w->group % UNIT ? size : BLOCK_K;
+    float *sums = workspace(SUMS, job->num_rows * WIDTH), *values = unpacked ? workspace(VALUES, depth * WIDTH) : 0;
     for (int64_t block = begin; block < end; block++) {
         const uint8_t *codes = job->w->codes + block * bytes * WIDTH;
-        memset(sums, 0, job->rows * WIDTH * sizeof(float));
+        memset(sums, 0, job->num_rows * WIDTH * sizeof(float));
         for (int64_t first = 0; first < size; first += depth) {
             const int64_t last = first + depth < size ? first + depth : size;
             if (unpacked) VERSION(unpack)(type, job->w, block, codes, first, last, values);
             for (int64_t i = 0; i < parts; i++) {
-                const int64_t m = job->rows * i / parts, count = job->rows * (i + 1) / parts - m;
+                const int64_t m = job->num_rows * i / parts, count = job->num_rows * (i + 1) / parts - m;
                 const uint8_t *floats = (const uint8_t *)values;
                 if (unpacked)
-                    VERSION(some_rows)(F32, count, job, block, floats, first, first, last, m, sums + m * WIDTH);
+                    VERSION(row_block)(F32, count, job, block, floats, first, first, last, m, sums + m * WIDTH);
                 else
-                    VERSION(some_rows)(type, count, job, block, codes, 0, first, last, m, sums + m * WIDTH);
+                    VERSION(row_block)(type, count, job, block, codes, 0, first, last, m, sums + m * WIDTH);
             }
         }
-        VERSION(give)(job, block, sums);
+        VERSION(store_block)(job, block, sums);
     }
 }
 
 #define OF_TYPE(TYPE)                                                                   \
-    static void VERSION(blocks_##TYPE)(const void *given, int64_t begin, int64_t end) { \
-        VERSION(blocks)(TYPE, given, begin, end);                                       \
+    static void VERSION(blocks_##TYPE)(const void *arg, int64_t begin, int64_t end) { \
+        VERSION(blocks)(TYPE, arg, begin, end);                                       \
     }
 OF_TYPE(F32) OF_TYPE(F16) OF_TYPE(BF16) OF_TYPE(I8) OF_TYPE(I8_OFFSET) OF_TYPE(U4) OF_TYPE(U4_OFFSET)
 #if defined(__AVX512BF16__)
 OF_TYPE(BF16_ROUNDED)
 #define ROUNDED BF16_ROUNDED
 
-/* Rows of x as pairs of bfloat16. */
-static void VERSION(round_rows)(const void *given, int64_t first, int64_t last) {
-    const Product *job = given;
+/* Rounds rows of x to pairs of bfloat16. */
+static void VERSION(round_rows)(const void *arg, int64_t first, int64_t last) {
+    const GemmCall *job = arg;
     uint16_t *to = (uint16_t *)job->pairs;
-    for (int64_t i = first * job->w->size; i < last * job->w->size; i++) {
+    for (int64_t i = first * job->w->num_ins; i < last * job->w->num_ins; i++) {
         uint32_t bits;
         memcpy(&bits, &job->x[i], 4);
         uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
@@ -286,7 +291,7 @@ static const Version VERSION(version) = {
 #undef Weights
 #undef Factors
 #undef PANELS
-#undef STEP
+#undef CODES_AT_ONCE
 #undef ROUNDED
 #undef BLOCKS
 #undef BLOCKS_OF

@@ -1,8 +1,8 @@
-/* The product of bfloat16 on CPUs that multiply tiles of it (AMX): up to sixteen rows cost what one does.
+/* The GEMM of bfloat16 on CPUs that multiply tiles of it (AMX): up to sixteen rows cost what one does.
  *
- * A tile of sums holds 16 outputs of each row; four are a block's. One instruction adds 32 products to each sum: those of
- * even places one after the other, those of odd ones likewise, then both, rounded each time and with numbers below the
- * smallest normal one taken as 0. For few rows, which do not fill a tile, the same sums are made by ordinary
+ * A tile of sums holds 16 outputs of each row; four are a block's. One instruction adds 32 products to each sum: those
+ * of even places one after the other, those of odd ones likewise, then both, rounded each time and with numbers below
+ * the smallest normal one taken as 0. For few rows, which do not fill a tile, the same sums are made by ordinary
  * instructions: same order, same roundings, same bits. So a row's bits do not depend on the rows beside it.
  */
 #include <sys/syscall.h>
@@ -10,13 +10,13 @@
 
 enum {
     TILE_ROWS = 16,
-    UNTILED_ROWS = 2, /* at most */
-    TILE_DEPTH = 256 /* that all rows meet before the next ones are read: they stay in the innermost cache */
+    UNTILED_ROWS = 2,  /* up to this many rows are multiplied without tiles */
+    TILE_BLOCK_K = 256 /* inputs that all rows are multiplied with before the next ones are read: they stay in L1 */
 };
 
 typedef struct {
     uint8_t palette, start, unused[14];
-    uint16_t bytes[16]; /* of a tile's row */
+    uint16_t bytes[16]; /* the bytes of a tile's row */
     uint8_t rows[16];
 } TileShapes;
 
@@ -30,15 +30,15 @@ INLINE void shape_tiles(int64_t rows) {
     __asm__ volatile("ldtilecfg %0" ::"m"(shapes));
 }
 
-#define LOAD_TILE(tile, at, apart) \
-    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(at), "r"((int64_t)(apart)) : "memory")
-#define STORE_TILE(tile, at, apart) \
-    __asm__ volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(at), "r"((int64_t)(apart)) : "memory")
+#define LOAD_TILE(tile, at, stride) \
+    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(at), "r"((int64_t)(stride)) : "memory")
+#define STORE_TILE(tile, at, stride) \
+    __asm__ volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(at), "r"((int64_t)(stride)) : "memory")
 #define ADD_TILE(sum, weights, at)                  \
     LOAD_TILE(weights, (at) + 64 * sum, 4 * WIDTH); \
     __asm__ volatile("tdpbf16ps %%tmm" #weights ", %%tmm4, %%tmm" #sum ::: "memory")
 
-/* As many rows as the tiles have, whose `pairs` begin at x, by weights [first, last) of a block's outputs. */
+/* Multiplies as many rows as the tiles have, whose `pairs` begin at x, with weights [first, last) of a block. */
 INLINE void tile_rows(const uint8_t *codes, const uint16_t *x, int64_t size, int64_t first, int64_t last, float *sums) {
     LOAD_TILE(0, sums, 4 * WIDTH);
     LOAD_TILE(1, sums + 16, 4 * WIDTH);
@@ -61,7 +61,7 @@ INLINE void tile_rows(const uint8_t *codes, const uint16_t *x, int64_t size, int
 #undef STORE_TILE
 #undef ADD_TILE
 
-/* What tile_rows does, for `rows` rows. */
+/* Does what tile_rows does, for `rows` rows and all inputs. */
 INLINE void few_rows(int rows, const uint8_t *codes, const uint32_t *x, int64_t size, float *sums) {
     const __m512i high = _mm512_set1_epi32((int32_t)0xFFFF0000);
     for (int64_t begin = 0; begin < size / 2; begin += TILE_STEP / 2) {
@@ -90,32 +90,32 @@ INLINE void few_rows(int rows, const uint8_t *codes, const uint32_t *x, int64_t 
     }
 }
 
-/* Calls, lest the compiler moves some of it to where smaller numbers count. */
-__attribute__((noinline)) static void one_row(const Product *job, const uint8_t *codes, float *sums) {
-    few_rows(1, codes, job->pairs, job->w->size, sums);
+/* These are not inlined, so that the compiler moves no arithmetic to where subnormal numbers are not flushed to 0. */
+__attribute__((noinline)) static void one_row(const GemmCall *job, const uint8_t *codes, float *sums) {
+    few_rows(1, codes, job->pairs, job->w->num_ins, sums);
 }
-__attribute__((noinline)) static void two_rows(const Product *job, const uint8_t *codes, float *sums) {
-    few_rows(2, codes, job->pairs, job->w->size, sums);
+__attribute__((noinline)) static void two_rows(const GemmCall *job, const uint8_t *codes, float *sums) {
+    few_rows(2, codes, job->pairs, job->w->num_ins, sums);
 }
 
-/* Up to UNTILED_ROWS rows. */
-static void few_row_blocks(const Product *job, int64_t begin, int64_t end) {
-    const unsigned usual = _mm_getcsr();
+/* Computes blocks of outputs for up to UNTILED_ROWS rows. */
+static void few_row_blocks(const GemmCall *job, int64_t begin, int64_t end) {
+    const unsigned saved_csr = _mm_getcsr();
     float sums[UNTILED_ROWS * WIDTH];
     for (int64_t block = begin; block < end; block++) {
-        const uint8_t *codes = job->w->codes + block * 2 * job->w->size * WIDTH;
+        const uint8_t *codes = job->w->codes + block * 2 * job->w->num_ins * WIDTH;
         memset(sums, 0, sizeof sums);
-        _mm_setcsr(usual | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
-        (job->rows == 1 ? one_row : two_rows)(job, codes, sums);
-        _mm_setcsr(usual);
-        give_bf16(job, block, sums);
+        _mm_setcsr(saved_csr | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
+        (job->num_rows == 1 ? one_row : two_rows)(job, codes, sums);
+        _mm_setcsr(saved_csr);
+        store_block_bf16(job, block, sums);
     }
 }
 
-/* Rows sixteen at a time, then the rest. */
-static void tile_blocks(const void *given, int64_t begin, int64_t end) {
-    const Product *job = given;
-    const int64_t size = job->w->size, rows = job->rows;
+/* Computes blocks of outputs, sixteen rows at a time, then the rest. */
+static void tile_blocks(const void *arg, int64_t begin, int64_t end) {
+    const GemmCall *job = arg;
+    const int64_t size = job->w->num_ins, rows = job->num_rows;
     if (rows <= UNTILED_ROWS) {
         few_row_blocks(job, begin, end);
         return;
@@ -125,21 +125,21 @@ static void tile_blocks(const void *given, int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; block++) {
         const uint8_t *codes = job->w->codes + block * 2 * size * WIDTH;
         memset(sums, 0, rows * WIDTH * sizeof(float));
-        for (int64_t first = 0; first < size; first += TILE_DEPTH) {
-            const int64_t last = first + TILE_DEPTH < size ? first + TILE_DEPTH : size;
+        for (int64_t first = 0; first < size; first += TILE_BLOCK_K) {
+            const int64_t last = first + TILE_BLOCK_K < size ? first + TILE_BLOCK_K : size;
             for (int64_t m = 0; m < rows; m += TILE_ROWS) {
                 const int64_t count = rows - m < TILE_ROWS ? rows - m : TILE_ROWS;
                 if (count != shaped) shape_tiles(shaped = count);
                 tile_rows(codes, (const uint16_t *)job->pairs + m * size, size, first, last, sums + m * WIDTH);
             }
         }
-        give_bf16(job, block, sums);
+        store_block_bf16(job, block, sums);
     }
     __asm__ volatile("tilerelease");
 }
 
-/* The system must be asked: what a thread holds in tiles is much to keep. */
-static int tiles_are_granted(void) {
+/* Asks the kernel for permission to use tiles, whose state makes context switches larger. */
+static int tiles_are_permitted(void) {
     enum { ASK_FOR_STATE = 0x1023, TILE_DATA = 18 };
     return syscall(SYS_arch_prctl, ASK_FOR_STATE, TILE_DATA) == 0;
 }

@@ -1,5 +1,5 @@
-/* A layer stack as a list of instructions over buffers of floats [tokens, size], so that a step is one call. The mirror
- * of `Instruction` is in ops/program.py. */
+/* Runs a layer stack as a list of instructions over buffers of floats [num_tokens, size], so that a step is one call.
+ * ops/native_program.py mirrors `Instruction`. */
 #include "arithmetic.h"
 #include "cores.h"
 #include "experts.h"
@@ -10,33 +10,34 @@ enum { NORM, MATMUL, SILU_MUL, DELTA_NET, ATTENTION, EXPERTS };
 enum { SHARED_ROWS = 8 }; /* fewer rows of a norm or a gate are not worth a second thread */
 
 typedef struct {
-    int64_t kind, from, to; /* buffers; to < 0: nothing is wanted but what stays in the state */
-    int64_t beside;         /* a second buffer that is read: the logits of experts */
-    int64_t size, stride, column; /* what is written of each line of `to`, how far lines are apart, where it begins */
-    int64_t add;                  /* a product: to what is there */
-    const void *what;       /* Matrix, DeltaNet, Attention, Experts, or a norm's weight */
+    int64_t kind, input, output; /* buffers; output < 0: only the state is wanted */
+    int64_t second_input;        /* a second buffer that is read: the logits of EXPERTS */
+    int64_t size, stride_out;    /* of a row of `output`: numbers written, and numbers from one row to the next */
+    int64_t first_column;        /* the first number of each row of `output` that is written */
+    int64_t add;                 /* whether MATMUL adds to `output` */
+    const void *operand;         /* Matrix, DeltaNet, Attention, Experts, or a norm's weight */
     double eps;
 } Instruction;
 
 typedef struct {
     const float *x, *weight;
     float *out, eps;
-    int64_t size, stride;
+    int64_t size, stride_out;
 } Lines;
 
-/* out = x (|x|^2 + eps)^-1/2 weight, per line; see RmsNorm for the folded weight and eps. */
-VECTORISED static void norm_lines(const void *given, int64_t first, int64_t last) {
-    const Lines *l = given;
+/* RMSNorm of each row: out = x (|x|^2 + eps)^-1/2 weight; ops/norm/reference.py derives this weight and eps. */
+VECTORISED static void norm_lines(const void *arg, int64_t first, int64_t last) {
+    const Lines *l = arg;
     for (int64_t row = first; row < last; row++) {
         const float *x = l->x + row * l->size;
-        float scale = 1.0f / sqrtf(dot(x, x, l->size) + l->eps), *out = l->out + row * l->stride;
+        float scale = 1.0f / sqrtf(dot(x, x, l->size) + l->eps), *out = l->out + row * l->stride_out;
         for (int64_t i = 0; i < l->size; i++) out[i] = x[i] * scale * l->weight[i];
     }
 }
 
-/* out = silu(gate) up, with gate and up side by side in each line. */
-VECTORISED static void silu_mul_lines(const void *given, int64_t first, int64_t last) {
-    const Lines *l = given;
+/* The gate of an MLP: out = silu(gate) up, with gate and up side by side in each row. */
+VECTORISED static void silu_mul_lines(const void *arg, int64_t first, int64_t last) {
+    const Lines *l = arg;
     for (int64_t row = first; row < last; row++) {
         const float *gate = l->x + row * 2 * l->size, *up = gate + l->size;
         float *out = l->out + row * l->size;
@@ -44,33 +45,38 @@ VECTORISED static void silu_mul_lines(const void *given, int64_t first, int64_t 
     }
 }
 
-void headlong_rms_norm(const float *x, const float *weight, float eps, float *out, int64_t rows, int64_t size,
-                       int threads) {
+void headlong_rms_norm(const float *x, const float *weight, float eps, float *out, int64_t num_rows, int64_t size,
+                       int num_threads) {
     Lines lines = {x, weight, out, eps, size, size};
-    share(norm_lines, &lines, rows, SHARED_ROWS, threads);
+    parallel_for(norm_lines, &lines, num_rows, SHARED_ROWS, num_threads);
 }
 
-void headlong_silu_mul(const float *gate_up, float *out, int64_t rows, int64_t size, int threads) {
+void headlong_silu_mul(const float *gate_up, float *out, int64_t num_rows, int64_t size, int num_threads) {
     Lines lines = {gate_up, 0, out, 0.0f, size, size};
-    share(silu_mul_lines, &lines, rows, SHARED_ROWS, threads);
+    parallel_for(silu_mul_lines, &lines, num_rows, SHARED_ROWS, num_threads);
 }
 
-void headlong_run(const Instruction *program, int64_t count, float *const *buffers, int64_t tokens, const Step *step) {
-    const int threads = (int)step->threads;
-    for (const Instruction *i = program; i < program + count; i++) {
-        const float *from = buffers[i->from];
-        float *to = i->to < 0 ? 0 : buffers[i->to];
+void headlong_run(const Instruction *program, int64_t num_instructions, float *const *buffers, int64_t num_tokens,
+                  const Step *step) {
+    const int num_threads = (int)step->num_threads;
+    for (const Instruction *i = program; i < program + num_instructions; i++) {
+        const float *input = buffers[i->input];
+        float *output = i->output < 0 ? 0 : buffers[i->output];
         switch (i->kind) {
         case NORM: {
-            Lines lines = {from, i->what, to + i->column, (float)i->eps, i->size, i->stride};
-            share(norm_lines, &lines, tokens, SHARED_ROWS, threads);
+            Lines lines = {input, i->operand, output + i->first_column, (float)i->eps, i->size, i->stride_out};
+            parallel_for(norm_lines, &lines, num_tokens, SHARED_ROWS, num_threads);
             break;
         }
-        case MATMUL: multiply(i->what, from, tokens, to + i->column, i->stride, (int)i->add, threads); break;
-        case SILU_MUL: headlong_silu_mul(from, to, tokens, i->size, threads); break;
-        case DELTA_NET: headlong_delta_net(i->what, from, to, step); break;
-        case ATTENTION: headlong_attention(i->what, from, to, step); break;
-        case EXPERTS: headlong_experts(i->what, from, buffers[i->beside], to, tokens, threads); break;
+        case MATMUL:
+            gemm(i->operand, input, num_tokens, output + i->first_column, i->stride_out, (int)i->add, num_threads);
+            break;
+        case SILU_MUL: headlong_silu_mul(input, output, num_tokens, i->size, num_threads); break;
+        case DELTA_NET: headlong_delta_net(i->operand, input, output, step); break;
+        case ATTENTION: headlong_attention(i->operand, input, output, step); break;
+        case EXPERTS:
+            headlong_experts(i->operand, input, buffers[i->second_input], output, num_tokens, num_threads);
+            break;
         }
     }
 }

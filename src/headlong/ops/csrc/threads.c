@@ -1,9 +1,9 @@
 /* A pool of threads that take parts of one piece of work at a time.
  *
- * A thread without work looks for some for a moment and then sleeps: the next product of a step comes within
- * microseconds, the next step may never come. Nobody waits for a thread that has not begun: what it would have taken
- * is done by the others. For one that has begun and takes long the others sleep, too: most likely somebody else has its
- * core, and the system can give it theirs.
+ * A thread without work spins for a moment and then sleeps: the next GEMM of a step comes within
+ * microseconds, the next step may never come. The caller does not wait for a thread that has not begun: the
+ * others do its share. If one that has begun takes long, the caller sleeps, too: most likely another process has its
+ * core, and the system can give it the caller's.
  */
 #include "threads.h"
 
@@ -11,21 +11,21 @@
 #include <stdatomic.h>
 #include <time.h>
 
-enum { MAX_WORKERS = 63, PARTS_EACH = 4, LOOK_NANOSECONDS = 500000, WAIT_NANOSECONDS = 30000 };
+enum { MAX_WORKERS = 63, PARTS_EACH = 4, SPIN_NANOSECONDS = 500000, WAIT_NANOSECONDS = 30000 };
 
 static struct {
     Work work;
-    const void *given;
+    const void *arg;
     int64_t count, part;
-} task; /* changes only while `open` is 0 and nobody is `inside` */
-static atomic_int open, inside, sleeping, waiting;
-static atomic_uint calls;
+} task; /* changes only while `is_open` is 0 and nobody is `num_inside` */
+static atomic_int is_open, num_inside, num_sleeping, is_waiting;
+static atomic_uint generation;
 static _Atomic int64_t next;
-static atomic_int limit; /* workers that may take part in this piece of work */
+static atomic_int max_number; /* workers that may take part in this piece of work */
 
-static pthread_mutex_t taken = PTHREAD_MUTEX_INITIALIZER; /* by whoever shares work */
-static pthread_mutex_t bed = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t bell = PTHREAD_COND_INITIALIZER, done = PTHREAD_COND_INITIALIZER;
+static pthread_mutex_t pool_mutex = PTHREAD_MUTEX_INITIALIZER; /* held by the caller of parallel_for */
+static pthread_mutex_t sleep_mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t wake_up = PTHREAD_COND_INITIALIZER, all_left = PTHREAD_COND_INITIALIZER;
 static int num_workers;
 
 static inline void pause_a_moment(void) {
@@ -42,40 +42,40 @@ static int64_t nanoseconds(void) {
     return now.tv_sec * (int64_t)1000000000 + now.tv_nsec;
 }
 
-static void take_parts(void) {
+static void run_parts(void) {
     for (;;) {
         int64_t first = atomic_fetch_add(&next, task.part);
         if (first >= task.count) return;
         int64_t last = first + task.part;
-        task.work(task.given, first, last < task.count ? last : task.count);
+        task.work(task.arg, first, last < task.count ? last : task.count);
     }
 }
 
-/* Until another call than the one that was `seen`. */
-static unsigned wait_for_call(unsigned seen) {
-    int64_t until = nanoseconds() + LOOK_NANOSECONDS;
-    for (int turn = 1; atomic_load(&calls) == seen; turn++) {
+/* Waits for a piece of work after the one that was `seen`; returns its number. */
+static unsigned wait_for_work(unsigned seen) {
+    int64_t until = nanoseconds() + SPIN_NANOSECONDS;
+    for (int spin = 1; atomic_load(&generation) == seen; spin++) {
         pause_a_moment();
-        if (turn % 64 || nanoseconds() < until) continue;
-        pthread_mutex_lock(&bed);
-        atomic_fetch_add(&sleeping, 1);
-        while (atomic_load(&calls) == seen) pthread_cond_wait(&bell, &bed);
-        atomic_fetch_sub(&sleeping, 1);
-        pthread_mutex_unlock(&bed);
+        if (spin % 64 || nanoseconds() < until) continue;
+        pthread_mutex_lock(&sleep_mutex);
+        atomic_fetch_add(&num_sleeping, 1);
+        while (atomic_load(&generation) == seen) pthread_cond_wait(&wake_up, &sleep_mutex);
+        atomic_fetch_sub(&num_sleeping, 1);
+        pthread_mutex_unlock(&sleep_mutex);
     }
-    return atomic_load(&calls);
+    return atomic_load(&generation);
 }
 
 static void *worker(void *number) {
     unsigned seen = 0;
     for (;;) {
-        seen = wait_for_call(seen);
-        atomic_fetch_add(&inside, 1);
-        if (atomic_load(&open) && (int)(intptr_t)number < atomic_load(&limit)) take_parts();
-        if (atomic_fetch_sub(&inside, 1) == 1 && atomic_load(&waiting)) {
-            pthread_mutex_lock(&bed);
-            pthread_cond_signal(&done);
-            pthread_mutex_unlock(&bed);
+        seen = wait_for_work(seen);
+        atomic_fetch_add(&num_inside, 1);
+        if (atomic_load(&is_open) && (int)(intptr_t)number < atomic_load(&max_number)) run_parts();
+        if (atomic_fetch_sub(&num_inside, 1) == 1 && atomic_load(&is_waiting)) {
+            pthread_mutex_lock(&sleep_mutex);
+            pthread_cond_signal(&all_left);
+            pthread_mutex_unlock(&sleep_mutex);
         }
     }
     return 0;
@@ -83,33 +83,33 @@ static void *worker(void *number) {
 
 static void wait_for_workers(void) {
     int64_t until = nanoseconds() + WAIT_NANOSECONDS;
-    for (int turn = 1; atomic_load(&inside); turn++) {
+    for (int spin = 1; atomic_load(&num_inside); spin++) {
         pause_a_moment();
-        if (turn % 64 || nanoseconds() < until) continue;
-        pthread_mutex_lock(&bed);
-        atomic_store(&waiting, 1);
-        while (atomic_load(&inside)) pthread_cond_wait(&done, &bed);
-        atomic_store(&waiting, 0);
-        pthread_mutex_unlock(&bed);
+        if (spin % 64 || nanoseconds() < until) continue;
+        pthread_mutex_lock(&sleep_mutex);
+        atomic_store(&is_waiting, 1);
+        while (atomic_load(&num_inside)) pthread_cond_wait(&all_left, &sleep_mutex);
+        atomic_store(&is_waiting, 0);
+        pthread_mutex_unlock(&sleep_mutex);
     }
 }
 
-/* A child process has this thread alone. */
-static void begin_again(void) {
+/* After a fork, the child process has this thread alone. */
+static void reset_after_fork(void) {
     num_workers = 0;
-    atomic_store(&open, 0);
-    atomic_store(&inside, 0);
-    atomic_store(&sleeping, 0);
-    atomic_store(&waiting, 0);
-    pthread_mutex_init(&taken, 0);
-    pthread_mutex_init(&bed, 0);
-    pthread_cond_init(&bell, 0);
-    pthread_cond_init(&done, 0);
+    atomic_store(&is_open, 0);
+    atomic_store(&num_inside, 0);
+    atomic_store(&num_sleeping, 0);
+    atomic_store(&is_waiting, 0);
+    pthread_mutex_init(&pool_mutex, 0);
+    pthread_mutex_init(&sleep_mutex, 0);
+    pthread_cond_init(&wake_up, 0);
+    pthread_cond_init(&all_left, 0);
 }
 
-static void hire(int wanted) {
+static void start_workers(int wanted) {
     static int registered;
-    if (!registered) registered = !pthread_atfork(0, 0, begin_again);
+    if (!registered) registered = !pthread_atfork(0, 0, reset_after_fork);
     for (; num_workers < wanted && num_workers < MAX_WORKERS; num_workers++) {
         pthread_t thread;
         if (pthread_create(&thread, 0, worker, (void *)(intptr_t)num_workers)) return;
@@ -117,28 +117,28 @@ static void hire(int wanted) {
     }
 }
 
-void share(Work work, const void *given, int64_t count, int64_t grain, int threads) {
-    if (threads < 2 || count < 2 * grain || pthread_mutex_trylock(&taken)) {
-        work(given, 0, count);
+void parallel_for(Work work, const void *arg, int64_t count, int64_t grain, int num_threads) {
+    if (num_threads < 2 || count < 2 * grain || pthread_mutex_trylock(&pool_mutex)) {
+        work(arg, 0, count);
         return;
     }
-    hire(threads - 1);
-    int64_t grains = (count + grain - 1) / grain, parts = (int64_t)threads * PARTS_EACH;
+    start_workers(num_threads - 1);
+    int64_t grains = (count + grain - 1) / grain, parts = (int64_t)num_threads * PARTS_EACH;
     task.work = work;
-    task.given = given;
+    task.arg = arg;
     task.count = count;
     task.part = (grains + parts - 1) / parts * grain;
-    atomic_store(&limit, threads - 1);
+    atomic_store(&max_number, num_threads - 1);
     atomic_store(&next, 0);
-    atomic_store(&open, 1);
-    atomic_fetch_add(&calls, 1);
-    if (atomic_load(&sleeping)) {
-        pthread_mutex_lock(&bed);
-        pthread_cond_broadcast(&bell);
-        pthread_mutex_unlock(&bed);
+    atomic_store(&is_open, 1);
+    atomic_fetch_add(&generation, 1);
+    if (atomic_load(&num_sleeping)) {
+        pthread_mutex_lock(&sleep_mutex);
+        pthread_cond_broadcast(&wake_up);
+        pthread_mutex_unlock(&sleep_mutex);
     }
-    take_parts();
-    atomic_store(&open, 0);
+    run_parts();
+    atomic_store(&is_open, 0);
     wait_for_workers();
-    pthread_mutex_unlock(&taken);
+    pthread_mutex_unlock(&pool_mutex);
 }

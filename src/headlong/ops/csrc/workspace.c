@@ -2,14 +2,14 @@
 
 #include <stdlib.h>
 
-float *workspace(int room, int64_t count) {
-    static _Thread_local float *rooms[NUM_ROOMS];
-    static _Thread_local int64_t sizes[NUM_ROOMS];
-    if (count > sizes[room]) {
-        free(rooms[room]);
-        rooms[room] = aligned_alloc(64, (count * sizeof(float) + 63) / 64 * 64);
-        if (!rooms[room]) abort();
-        sizes[room] = count;
+float *workspace(int purpose, int64_t count) {
+    static _Thread_local float *memory[NUM_WORKSPACES];
+    static _Thread_local int64_t sizes[NUM_WORKSPACES];
+    if (count > sizes[purpose]) {
+        free(memory[purpose]);
+        memory[purpose] = aligned_alloc(64, (count * sizeof(float) + 63) / 64 * 64);
+        if (!memory[purpose]) abort();
+        sizes[purpose] = count;
     }
-    return rooms[room];
+    return memory[purpose];
 }

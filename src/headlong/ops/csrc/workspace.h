@@ -1,11 +1,24 @@
-/* Room for floats that every thread keeps from call to call: fresh pages at every call would cost more than the work. */
+/* Scratch memory that every thread keeps from call to call: fresh pages at every call would cost more than the work. */
 #ifndef HEADLONG_WORKSPACE_H
 #define HEADLONG_WORKSPACE_H
 #include <stdint.h>
 
-/* Whose; what one asks for stands until it asks again. */
-enum { CORE, SUMS, VALUES, PAIRS, PIECES, ROUTES, EXPERT, OUTPUTS, PLACES, CANDIDATES, SCORES, NUM_ROOMS };
+/* What scratch memory is for. Memory of one purpose is valid until the thread asks for that purpose again. */
+enum {
+    CORE,
+    SUMS,
+    VALUES,
+    PAIRS,
+    PIECES,
+    ROUTES,
+    EXPERT,
+    OUTPUTS,
+    BUCKETS_OF_TOKENS,
+    CANDIDATES,
+    SCORES,
+    NUM_WORKSPACES
+};
 
-float *workspace(int room, int64_t count);
+float *workspace(int purpose, int64_t count);
 
 #endif

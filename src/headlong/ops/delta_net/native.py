@@ -18,16 +18,16 @@ class DeltaNetStruct(ctypes.Structure):
     """Mirrors `DeltaNet` in csrc/cores.h."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("key_heads", "value_heads", "key_dim", "value_dim")),
-        *((name, ctypes.c_int64) for name in ("kernel", "window", "max_drafts", "tiled")),
+        *((name, ctypes.c_int64) for name in ("num_key_heads", "num_value_heads", "key_dim", "value_dim")),
+        *((name, ctypes.c_int64) for name in ("num_taps", "window_size", "max_drafts", "tiled")),
         *((name, ctypes.c_void_p) for name in ("conv", "rate", "dt_bias", "norm")),
         *((name, ctypes.c_float) for name in ("qk_eps", "norm_eps")),
-        *((name, ctypes.c_void_p) for name in ("memory", "drafts", "windows")),
+        *((name, ctypes.c_void_p) for name in ("state", "drafts", "windows")),
     )
 
 
 class NativeDeltaNet:
-    """One layer's weights; its state is bound at the first call."""
+    """The DeltaNet core of one layer; its state is bound at the first call."""
 
     name = "native"
 
@@ -56,7 +56,7 @@ class NativeDeltaNet:
         return out
 
     def bind(self, delta: DeltaState, windows_SWC: Tensor) -> DeltaNetStruct:
-        """Weights and state as the kernel takes them; they must outlive it."""
+        """Binds weights and state as the kernel takes them; they must outlive it."""
         w = self.weights
         return DeltaNetStruct(
             w.num_key_heads,

@@ -19,20 +19,20 @@ QK_EPS = 1e-6
 
 @dataclass(frozen=True)
 class DeltaNetWeights:
-    """A projected token is [queries, keys, values | output gate | β | a]."""
+    """The weights of one layer's core. A projected token is [queries, keys, values | output gate | β | a]."""
 
     num_key_heads: int
     num_value_heads: int
     key_dim: int
     value_dim: int
     conv_TC: Tensor
-    """[kernel, channels]"""
+    """The convolution's weights [kernel, channels]."""
     rate: Tensor
-    """-exp(A_log)"""
+    """The rate of the decay, -exp(A_log)."""
     dt_bias: Tensor
     norm: RmsNorm
     tiled: bool = False
-    """Value head h reads key head h % num_key_heads; else those of one key head stand side by side."""
+    """Whether value head h reads key head h % num_key_heads; else the value heads of one key head are neighbours."""
 
     @property
     def conv_channels(self) -> int:
@@ -46,7 +46,7 @@ class PreparedDeltaNet(PreparedStep):
 
 
 class ReferenceDeltaNet:
-    """Plain torch; the truth."""
+    """The DeltaNet core in plain torch, which other backends are tested against."""
 
     name = "reference"
 
@@ -68,7 +68,7 @@ class ReferenceDeltaNet:
     def __call__(
         self, projected: Projected, delta: DeltaState, windows_SWC: Tensor, step: PreparedStep
     ) -> Tensor:
-        """[N, value heads · value dim]; updates the slots of the step."""
+        """Returns [N, value heads · value dim], and updates the slots of the step."""
         assert isinstance(projected, Tensor) and isinstance(step, PreparedDeltaNet)
         w, num_tokens = self.weights, projected.shape[0]
         mixed, gate, b, a = projected.split_with_sizes(self.sizes, dim=-1)

@@ -15,24 +15,25 @@ from headlong.ops.triton_launch import LAUNCH_OPTIONS
 from headlong.ops.triton_step import TritonStep
 
 BLOCK_E = 16
-"""Columns of S that a program holds: 64 bytes side by side, of keys of 128 in 64 registers a lane."""
+"""Columns of S that a program holds. The columns of one key dimension are 64 bytes of memory, and with keys of 128 they
+take 64 registers of a lane."""
 FEW_OF_A_ROW, FEW_TOKENS = 2, 64
-"""Up to so many, every program of the delta rule finds what its tokens bring for itself: one launch less, though each
-head's columns find the same, one token after the other."""
+"""The most tokens of a row, and of a step, for which every program of the delta rule computes for itself what its
+tokens bring: that is one launch fewer, though all programs of a head compute the same."""
 
 
 class TritonDeltaNet:
-    """One layer's weights. Every program is one warp: sums stay among its lanes."""
+    """The DeltaNet core of one layer. Every program is one warp, so that sums stay among its lanes."""
 
     name = "triton"
 
     def __init__(self, weights: DeltaNetWeights, dtype: torch.dtype = torch.float32) -> None:
-        """`dtype` is that of what comes out."""
+        """`dtype` is that of the result."""
         self.weights = w = weights
         self.dtype = dtype
         self.eps = float(w.norm.eps)
         self.wide_conv_TC = w.conv_TC.float()
-        """For few tokens, by whose programs it would be converted while all else waits for them."""
+        """The convolution's weights in float32, for few tokens: programs would convert them while all else waits."""
         self.sizes = {"KEY_HEADS": w.num_key_heads, "H": w.num_value_heads, "D": w.key_dim, "E": w.value_dim}
         self.pow_d, self.pow_e = triton.next_power_of_2(w.key_dim), triton.next_power_of_2(w.value_dim)
         self.block_e = min(BLOCK_E, self.pow_e)
@@ -41,10 +42,10 @@ class TritonDeltaNet:
     def __call__(
         self, given: Projected, delta: DeltaState, windows_SWC: Tensor, step: PreparedStep
     ) -> Tensor:
-        """[N, value heads · value dim]; updates the slots of the step."""
+        """Returns [N, value heads · value dim], and updates the slots of the step."""
         assert isinstance(step, TritonStep)
-        asked = parts_of(given, self.gates)
-        projected = asked.first()
+        projection = parts_of(given, self.gates)
+        projected = projection.first()
         assert projected.is_contiguous() and projected.dtype == torch.float32
         w, num_tokens, (num_rows, _) = self.weights, projected.shape[0], step.table_R6.shape
         heads, size = w.num_value_heads, w.key_dim + w.value_dim + 2
@@ -71,7 +72,7 @@ class TritonDeltaNet:
             *sources, inputs_NHY, delta.committed_SHDE, delta.drafts_SKHX, step.table_R6, found,
             FIND_INPUTS=few, MAX_DRAFTS=max_drafts, BLOCK_E=self.block_e, **keys, **common,
         )  # fmt: skip
-        gates, parts = asked.gates(), max(1, max_drafts)
+        gates, parts = projection.gates(), max(1, max_drafts)
         assert gates is not None
         kernels.gated_norm_kernel[(num_tokens + num_rows * parts, heads)](
             projected, windows_SWC, inputs_NHY, delta.drafts_SKHX, w.norm.weight, step.table_R6, found,

@@ -38,7 +38,7 @@ def _silu(x):
 
 @triton.jit
 def _softplus(x):
-    """log1p from log: what 1 + u rounds away is put back by the quotient."""
+    """softplus with log1p made of log: the quotient restores what 1 + u rounds away."""
     u = tl.exp(x)
     sum_ = 1.0 + u
     log1p = tl.where(sum_ == 1.0, u, tl.log(sum_) * (u / (sum_ - 1.0)))
@@ -47,7 +47,7 @@ def _softplus(x):
 
 @triton.jit
 def _load_row(rows_ptr, row):
-    """A row's slot, certain tokens, drafts, drafts to replay and first token."""
+    """Loads a row's slot, certain tokens, drafts, drafts to replay and first token."""
     row_ptr = rows_ptr + row * 6
     drafts = tl.load(row_ptr + 3)
     first = tl.load(row_ptr + 5).to(tl.int64)
@@ -56,7 +56,7 @@ def _load_row(rows_ptr, row):
 
 @triton.jit
 def _load_conv_input(past_ptr, new_ptr, position, channel, mask, C, WIDTH, PAST):
-    """The convolution's input at a position of a row: its window first, then the tokens of this step."""
+    """Loads the convolution's input at a position of a row: its window first, then the tokens of this step."""
     is_past = position < PAST
     old = tl.load(past_ptr + position * C + channel, mask=mask & is_past, other=0.0)
     fed = tl.load(new_ptr + (position - PAST) * WIDTH + channel, mask=mask & (position >= PAST), other=0.0)
@@ -65,7 +65,7 @@ def _load_conv_input(past_ptr, new_ptr, position, channel, mask, C, WIDTH, PAST)
 
 @triton.jit
 def _load_taps(conv_ptr, channel, mask, C, TAPS: tl.constexpr):
-    """The convolution's weights of some channels, by tap."""
+    """Loads the convolution's weights of some channels, by tap."""
     weights = ()
     for tap in tl.static_range(TAPS):
         weights += (tl.load(conv_ptr + tap * C + channel, mask=mask, other=0.0).to(tl.float32),)
@@ -74,7 +74,7 @@ def _load_taps(conv_ptr, channel, mask, C, TAPS: tl.constexpr):
 
 @triton.jit
 def _load_window(past_ptr, channel, mask, C, TAPS: tl.constexpr):
-    """Channels of the window before a row's first token."""
+    """Loads channels of the window before a row's first token."""
     seen = ()
     for tap in tl.static_range(TAPS - 1):
         seen += (tl.load(past_ptr + tap * C + channel, mask=mask, other=0.0),)
@@ -83,7 +83,7 @@ def _load_window(past_ptr, channel, mask, C, TAPS: tl.constexpr):
 
 @triton.jit
 def _load_window_of_token(past_ptr, new_ptr, t, channel, mask, C, WIDTH, TAPS: tl.constexpr):
-    """Channels of the window before a row's token t."""
+    """Loads channels of the window before a row's token t."""
     seen = ()
     position = t + tl.zeros(channel.shape, tl.int64)
     for tap in tl.static_range(TAPS - 1):
@@ -93,7 +93,7 @@ def _load_window_of_token(past_ptr, new_ptr, t, channel, mask, C, WIDTH, TAPS: t
 
 @triton.jit
 def _convolved(seen, x, weights, TAPS: tl.constexpr):
-    """silu of the convolution of a window and a token, and the window after that token."""
+    """Returns silu of the convolution of a window and a token, and the window after that token."""
     total = tl.zeros(x.shape, tl.float32)
     window = seen + (x,)  # noqa: RUF005 - Triton's compiler reads this
     later = ()
@@ -111,7 +111,7 @@ def _normalised(x, eps):
 
 @triton.jit
 def _unit(x, eps, SIZE: tl.constexpr):
-    """x over its length, with the same bits in any kernel."""
+    """Returns x over its length, with the same bits in any kernel."""
     return x * tl.rsqrt(pairwise_sum_of_squares(x, SIZE, 1) + eps)
 
 
@@ -121,7 +121,7 @@ def _load_head_weights(
     KEY_HEADS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     TAPS: tl.constexpr, TILED: tl.constexpr, POW_D: tl.constexpr,
 ):  # fmt: skip
-    """Channels of a value head's q, k and v, their weights, and those of its gates."""
+    """Loads the channels of a value head's q, k and v, their weights, and those of its gates."""
     C: tl.constexpr = 2 * KEY_HEADS * D + H * E
     key_head = head % KEY_HEADS if TILED else head // (H // KEY_HEADS)
     d = tl.arange(0, POW_D)
@@ -140,8 +140,8 @@ def _token_inputs(
     QK_EPS: tl.constexpr, KEY_HEADS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     TAPS: tl.constexpr, POW_D: tl.constexpr,
 ):  # fmt: skip
-    """What a token brings for a value head: k, v, decay, β as drafts are kept, then q; also stored at `input_ptr`.
-    `seen` are the windows of its channels; those after this token are returned second."""
+    """Computes what a token brings for a value head: k, v, decay and β as drafts are kept, then q; also stores it at
+    `input_ptr`. `seen` are the windows of its channels; those after this token are returned second."""
     C: tl.constexpr = 2 * KEY_HEADS * D + H * E
     d = tl.arange(0, POW_D)
     mask_d = d < D
@@ -173,7 +173,7 @@ def token_inputs_kernel(
     QK_EPS: tl.constexpr, KEY_HEADS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     TAPS: tl.constexpr, WINDOW: tl.constexpr, TILED: tl.constexpr, POW_D: tl.constexpr, POW_E: tl.constexpr,
 ):  # fmt: skip
-    """What a token brings for a value head."""
+    """Computes what a token brings for a value head."""
     launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -202,7 +202,7 @@ def token_inputs_kernel(
 def _load_inputs(
     drafts_ptr, inputs_ptr, i, replay, d, e, mask_e, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr
 ):
-    """k, v, decay, β, q of the i-th token that runs: drafts to replay first, which have no q."""
+    """Loads k, v, decay, β, q of the i-th token that runs: drafts to replay come first, which have no q."""
     X: tl.constexpr = D + E + 2
     replays = i < replay
     draft_ptr = drafts_ptr + i.to(tl.int64) * H * X
@@ -215,7 +215,7 @@ def _load_inputs(
 
 @triton.jit
 def _delta_rule(S, token):
-    """S after a token, and Sᵀ q, what the token asks it for. Of a draft that is replayed nothing is asked."""
+    """Returns S after a token, and Sᵀ q. A draft that is replayed has no q, and its second result means nothing."""
     k, v, decay, beta, q = token
     S = S * decay
     change = (v - tl.sum(k[:, None] * S, 0)) * beta
@@ -228,7 +228,7 @@ def _run_tokens(
     S, S_ptrs, mask_S, drafts_ptr, inputs_ptr, found_ptr, replay, certain, num_drafts, d, e, mask_e,
     H: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
-    """The delta rule over all of a row's tokens; each is read while the two before it run."""
+    """Runs the delta rule over all of a row's tokens; each token is loaded while the two before it are computed."""
     total = replay + certain + num_drafts
     # The last is read more than once, so that no load needs a condition.
     this = _load_inputs(drafts_ptr, inputs_ptr, total * 0, replay, d, e, mask_e, H, D, E)
@@ -252,8 +252,8 @@ def delta_rule_kernel(
     KEY_HEADS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr, TAPS: tl.constexpr,
     WINDOW: tl.constexpr, MAX_DRAFTS: tl.constexpr, TILED: tl.constexpr, POW_D: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """A row's tokens on BLOCK_E columns of a value head's S. With FIND_INPUTS it finds what the tokens bring one by
-    one, else `token_inputs_kernel` has done so."""
+    """Runs a row's tokens on BLOCK_E columns of a value head's S. With FIND_INPUTS it computes what the tokens bring
+    one by one; else `token_inputs_kernel` has done so."""
     block, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     C: tl.constexpr = 2 * KEY_HEADS * D + H * E
     WIDTH: tl.constexpr = C + 2 * H
@@ -349,8 +349,7 @@ def _store_row(
     WINDOW: tl.constexpr, MAX_DRAFTS: tl.constexpr, PARTS: tl.constexpr,
     POW_X: tl.constexpr, POW_W: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Stores what the next step needs of a row: for a value head its draft of number `part`, and a part of the
-    window."""
+    """Stores what the next step needs of a row: for a value head the draft number `part`, and a part of the window."""
     C: tl.constexpr = 2 * KEY_HEADS * D + H * E
     WIDTH: tl.constexpr = C + 2 * H
     X: tl.constexpr = D + E + 2
@@ -374,8 +373,8 @@ def gated_norm_kernel(
     WINDOW: tl.constexpr, MAX_DRAFTS: tl.constexpr, PARTS: tl.constexpr,
     POW_E: tl.constexpr, POW_X: tl.constexpr, POW_W: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The gated norm of a token's value head, whose gates come as partial sums. Further programs store what the next
-    step needs of the rows, now that nothing of before is read."""
+    """Computes the gated norm of a token's value head, whose gates come as partial sums. Further programs store what
+    the next step needs of the rows, now that no program reads the old values any more."""
     index, head = tl.program_id(0), tl.program_id(1)
     launch_dependents()
     e = tl.arange(0, POW_E)

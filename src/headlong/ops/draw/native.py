@@ -1,5 +1,5 @@
-"""A token for each row of scores, as one native call: the best of scores plus the noise of sampling/noise.py. Or of
-logits, by the filters of sampling/processors.py."""
+"""Draws a token for each row as one native call: of scores, the best after adding the noise of sampling/noise.py; of
+logits, after the filters of sampling/processors.py."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,8 @@ from headlong.ops import native
 
 
 def draw(scores_MV: Tensor, keys_M4: Tensor) -> Tensor:
-    """`scores_MV` float64, -inf for what must not be; `keys_M4` seed, choice, position and stream of each row."""
+    """Draws from `scores_MV`, float64, -inf for tokens that must not be drawn; `keys_M4` are seed, choice, position and
+    stream of each row."""
     assert scores_MV.dtype == torch.float64 and keys_M4.dtype == torch.long
     scores_MV, keys_M4 = scores_MV.contiguous(), keys_M4.contiguous()
     rows, size = scores_MV.shape
@@ -20,7 +21,8 @@ def draw(scores_MV: Tensor, keys_M4: Tensor) -> Tensor:
 
 
 def sample(logits_MV: Tensor, filters_M4: Tensor, keys_M4: Tensor) -> Tensor:
-    """`filters_M4` are temperature, top-k, top-p and min-p of each row, float64; 0, 1 and 0 are no filters."""
+    """Filters and draws. `filters_M4` are temperature, top-k, top-p and min-p of each row, float64; 0, 1 and 0 filter
+    nothing."""
     assert filters_M4.dtype == torch.float64 and keys_M4.dtype == torch.long
     logits_MV, filters_M4, keys_M4 = logits_MV.contiguous(), filters_M4.contiguous(), keys_M4.contiguous()
     rows, size = logits_MV.shape

@@ -17,21 +17,21 @@ from headlong.ops.argmax.triton import argmax_of_parts, block_argmax
 from headlong.ops.triton_launch import LAUNCH_OPTIONS, launch_dependents_and_wait
 
 BLOCK = 1024
-"""Tokens of a part."""
+"""The number of tokens of a part."""
 _ROUNDS = tl.constexpr(10)
 _TO_UNIT = tl.constexpr(2.0**-32)
 
 
 @triton.jit
 def _product(x, FACTOR: tl.constexpr):
-    """The product of two numbers of 32 bits: its upper half, and its lower."""
+    """The product of two numbers of 32 bits: its upper half, and its lower half."""
     product = x.to(tl.uint64) * FACTOR
     return (product >> 32).to(tl.uint32), product.to(tl.uint32)
 
 
 @triton.jit
 def _philox(c0, c1, c2, c3, k0, k1):
-    """Philox 4x32: four random words of a counter and a key."""
+    """Philox 4x32: four random words from a counter and a key."""
     for _ in tl.static_range(_ROUNDS):
         high0, low0 = _product(c0, 0xD2511F53)
         high1, low1 = _product(c2, 0xCD9E8D57)
@@ -72,8 +72,8 @@ def _draw_of_part_kernel(scores_ptr, keys_ptr, maxima_ptr, indices_ptr, size, BL
 
 
 def draw(scores_MV: Tensor, keys_M4: Tensor) -> Tensor:
-    """The token of each row: `scores_MV` float64, -inf for what must not be; `keys_M4` seed, choice, position and
-    stream of each row."""
+    """Draws the token of each row. `scores_MV` is float64, with -inf for tokens that must not be drawn; `keys_M4` are
+    seed, choice, position and stream of each row."""
     assert scores_MV.dtype == torch.float64 and keys_M4.dtype == torch.long
     scores_MV, keys_M4 = scores_MV.contiguous(), keys_M4.contiguous()
     rows, size = scores_MV.shape
@@ -86,14 +86,14 @@ def draw(scores_MV: Tensor, keys_M4: Tensor) -> Tensor:
 
 
 def empty_parts(rows: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tensors for the largest noisy score of each part, and its token."""
+    """Makes tensors for the largest noisy score of each part, and its token."""
     num_parts = triton.cdiv(size, BLOCK)
     maxima_MP = torch.empty(rows, num_parts, dtype=torch.float64, device=device)
     return maxima_MP, torch.empty(rows, num_parts, dtype=torch.int32, device=device)
 
 
 def argmax_of_drawn(maxima_MP: Tensor, indices_MP: Tensor) -> Tensor:
-    """The token of each row, from what its parts drew."""
+    """Returns the token of each row, from what its parts drew."""
     tokens_M = torch.empty(len(maxima_MP), dtype=torch.long, device=maxima_MP.device)
     argmax_of_parts(maxima_MP, indices_MP, tokens_M)
     return tokens_M

@@ -42,22 +42,23 @@ from headlong.ops.draw.triton_top_k_top_p import (
 from headlong.ops.triton_launch import LAUNCH_OPTIONS, launch_dependents_and_wait
 
 BLOCK, NUM_WARPS = 2048, 8
-"""Tokens of a part that is counted, and who counts them."""
-UNTOLD = tl.constexpr(float("inf"))
-"""Instead of the least logit that a top-k may end with."""
+"""The number of tokens of a part that is counted, and of the warps that count them."""
+NO_BOUND = tl.constexpr(float("inf"))
+"""The lower bound of a top-k where nothing is known about it."""
 LINE = tl.constexpr(32)
-"""Tokens that lie side by side in a part."""
+"""The number of tokens that lie side by side in a part."""
 USUAL_BITS = 18
-"""Of a token's index: smaller vocabularies are taken for as large, so that all have the same kernels."""
+"""Bits of a token's index: smaller vocabularies are taken for as large, so that all have the same kernels."""
 MOST, FEW, FEWER = tl.constexpr(4096), tl.constexpr(128), tl.constexpr(32)
-"""Tokens that are listed; of up to FEW each is compared with each, of up to FEWER with less to do."""
+"""The most tokens that are listed; up to FEW of them are compared each with each, and up to FEWER by a smaller
+kernel."""
 _LEAST = tl.constexpr(math.exp(-BINS.value / FINENESS.value))
-"""Of the best token's probability, what bins reach to."""
+"""The share of the best token's probability that bins reach down to."""
 
 
 @triton.jit
 def _load_maximum(maxima_ptr, row, num_parts, PARTS: tl.constexpr):
-    """The best logit of a row, NaN if it has one."""
+    """The largest logit of a row, or NaN if it has one."""
     part = tl.arange(0, PARTS)
     mask = part < num_parts
     top, _ = block_argmax(tl.load(maxima_ptr + row * num_parts + part, mask=mask, other=0.0), part, mask)
@@ -66,7 +67,7 @@ def _load_maximum(maxima_ptr, row, num_parts, PARTS: tl.constexpr):
 
 @triton.jit
 def _load_filters(filters_ptr, row, top, size):
-    """Temperature, top-k, top-p, and which of the two there are: none over logits that are no numbers."""
+    """Loads temperature, top-k, top-p, and which of the last two there are: neither over logits that are not finite."""
     top_k, top_p = tl.load(filters_ptr + row * 4 + 1), tl.load(filters_ptr + row * 4 + 2)
     sound = tl.abs(top) < float("inf")
     return (
@@ -80,7 +81,7 @@ def _load_filters(filters_ptr, row, top, size):
 
 @triton.jit
 def _tokens_of_part(part, num_parts, BLOCK: tl.constexpr):
-    """Which tokens are a part's. Parts take lines in turn: in most vocabularies the likely tokens are close
+    """The tokens that are a part's. Parts take lines in turn: in most vocabularies the likely tokens are close
     together."""
     place = tl.arange(0, BLOCK)
     index = (place // LINE * num_parts + part) * LINE + place % LINE
@@ -89,9 +90,9 @@ def _tokens_of_part(part, num_parts, BLOCK: tl.constexpr):
 
 @triton.jit
 def _least_of_top_k(maxima_ptr, row, num_parts, top, temperature, top_k, PARTS: tl.constexpr):
-    """A logit that no token of a row's top-k is below, since as many parts have one that is not. UNTOLD where that says
-    little: of a top-k of more than there are parts, or where most tokens are banned."""
-    least = UNTOLD
+    """A logit that no token of a row's top-k is below, since as many parts have one that is not. NO_BOUND where that
+    says little: for a top-k of more than there are parts, or where most tokens are banned."""
+    least = NO_BOUND
     if top_k <= num_parts:
         part = tl.arange(0, PARTS)
         mask = part < num_parts
@@ -99,8 +100,8 @@ def _least_of_top_k(maxima_ptr, row, num_parts, top, temperature, top_k, PARTS: 
         # The same maxima along the other dimension.
         other_P = tl.load(maxima_ptr + row * num_parts + part, mask=mask, other=float("-inf"))
         rank_P = tl.sum((other_P[None, :] > top_P[:, None]).to(tl.int32), 1)
-        least = tl.min(tl.where(mask & (rank_P < top_k), top_P, UNTOLD), 0)
-        least = tl.where(bin_of(below_top(least, top, temperature)) < BINS - 1, least, UNTOLD)
+        least = tl.min(tl.where(mask & (rank_P < top_k), top_P, NO_BOUND), 0)
+        least = tl.where(bin_of(below_top(least, top, temperature)) < BINS - 1, least, NO_BOUND)
     return least
 
 
@@ -109,7 +110,8 @@ def _maxima_kernel(
     logits_ptr, stride_logits, maxima_ptr, counts_ptr, weights_ptr, numbers_ptr, size,
     BLOCK: tl.constexpr, CLEARED: tl.constexpr,
 ):  # fmt: skip
-    """The largest logit of each part; and zeros, CLEARED by each part, where tokens are counted next."""
+    """Computes the largest logit of each part; and clears CLEARED numbers for each part where tokens are counted
+    next."""
     launch_dependents_and_wait()
     part, row, num_parts = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
     index = _tokens_of_part(part, num_parts, BLOCK)
@@ -133,11 +135,11 @@ def _count_kernel(
     part, row, num_parts = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
     top = _load_maximum(maxima_ptr, row, num_parts, PARTS)
     temperature, top_k, _, by_count, by_weight = _load_filters(filters_ptr, row, top, size)
-    least = UNTOLD
+    least = NO_BOUND
     if by_count:
         least = _least_of_top_k(maxima_ptr, row, num_parts, top, temperature, top_k, PARTS)
     tl.store(leasts_ptr + row, least, mask=part == 0)
-    if (by_count | by_weight) & (least == UNTOLD):
+    if (by_count | by_weight) & (least == NO_BOUND):
         index = _tokens_of_part(part, num_parts, BLOCK)
         x = tl.load(logits_ptr + row * stride_logits + index, mask=index < size, other=float("-inf"))
         below = below_top(x, top, temperature)
@@ -162,8 +164,8 @@ def _list_kernel(
     best = tl.load(maxima_ptr + row * num_parts + part)
     nearest = bin_of(below_top(best, top, temperature))
     least = tl.load(leasts_ptr + row)
-    first, last, listing = 0, BINS - 2, (least < UNTOLD) & (best >= least)
-    if (by_count | by_weight) & (least == UNTOLD) & (nearest < BINS - 1):
+    first, last, listing = 0, BINS - 2, (least < NO_BOUND) & (best >= least)
+    if (by_count | by_weight) & (least == NO_BOUND) & (nearest < BINS - 1):
         first, last, number, _, _, _, _ = bins_to_compare(
             counts_ptr, weights_ptr, row, top_k, top_p, by_count, by_weight
         )
@@ -184,7 +186,8 @@ def _cut_kernel(
     numbers_ptr, orders_ptr, cuts_ptr, floors_ptr, size, num_parts,
     SCALE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Of each row the order of the last token that top-k and top-p leave, and the least score that may be drawn."""
+    """Finds, for each row, the order of the last token that top-k and top-p leave, and the least score that may be
+    drawn."""
     launch_dependents_and_wait()
     row = tl.program_id(0).to(tl.int64)
     top = _load_maximum(maxima_ptr, row, num_parts, PARTS)
@@ -193,7 +196,7 @@ def _cut_kernel(
     if by_count | by_weight:
         number, num_before = tl.load(numbers_ptr + row), tl.full([], 0, tl.int32)
         weight_before, weight = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
-        if tl.load(leasts_ptr + row) == UNTOLD:
+        if tl.load(leasts_ptr + row) == NO_BOUND:
             _, _, number, num_before, weight_before, weight, by_count = bins_to_compare(
                 counts_ptr, weights_ptr, row, top_k, top_p, by_count, by_weight
             )
@@ -228,7 +231,7 @@ def _draw_of_part_kernel(
     logits_ptr, stride_logits, filters_ptr, keys_ptr, cuts_ptr, floors_ptr, maxima_ptr, indices_ptr, size,
     BITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The largest noisy score of a part, of tokens that stay, and its token."""
+    """Draws from a part: the largest noisy score of its tokens that the filters leave, and which token has it."""
     launch_dependents_and_wait()
     part, row, num_parts = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
     index = part * BLOCK + tl.arange(0, BLOCK)
@@ -246,8 +249,8 @@ def _draw_of_part_kernel(
 
 
 def sample(logits_MV: Tensor, filters_M4: Tensor, keys_M4: Tensor) -> Tensor:
-    """A token of each row. `filters_M4` are temperature, top-k, top-p and min-p of each row, float64; 0, 1 and 0 are
-    no filters."""
+    """Draws a token of each row. `filters_M4` are temperature, top-k, top-p and min-p of each row, float64; 0, 1 and 0
+    filter nothing."""
     assert logits_MV.dtype == torch.float32 and logits_MV.stride(1) == 1
     assert filters_M4.dtype == torch.float64 and keys_M4.dtype == torch.long
     filters_M4, keys_M4 = filters_M4.contiguous(), keys_M4.contiguous()

@@ -18,14 +18,15 @@ import triton
 import triton.language as tl
 
 BINS, FINENESS = tl.constexpr(2048), tl.constexpr(64)
-"""Bins, and how many go to a factor of e. The last one is for all that is too far."""
+"""The number of bins, and how many of them go to a factor of e. The last one is for all tokens that are too far below
+the best."""
 ALL, NOTHING = tl.constexpr(-(1 << 62)), tl.constexpr(1 << 62)
-"""Cuts: below every token's order, and above."""
+"""Cuts that keep every token, and none."""
 
 
 @triton.jit
 def order_of(x, index, BITS: tl.constexpr):
-    """A whole number that is larger for larger logits, and of equal ones for the first."""
+    """A whole number that orders tokens: larger for larger logits, and for equal logits larger for the first."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     signed = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
     return (signed << BITS) + ((1 << BITS) - 1 - index)
@@ -64,9 +65,9 @@ def _wanted_weight(top_p, weight):
 
 @triton.jit
 def bins_to_compare(counts_ptr, weights_ptr, row, top_k, top_p, by_count, by_weight):
-    """The bins whose tokens are compared, from the first to the last, and how many these have; how many there are
-    before them, and of what weight; the weight of all; whether top-k cuts anything. The last is behind all others where
-    nothing is cut."""
+    """Returns the bins whose tokens are compared, from the first to the last, and how many tokens these have; how many
+    tokens there are before them, and with what weight; the weight of all; and whether top-k cuts anything. The last bin
+    is behind all others where nothing is cut."""
     bin = tl.arange(0, BINS)
     count_B, weight_B = tl.load(counts_ptr + row * BINS + bin), tl.load(weights_ptr + row * BINS + bin)
     weight = tl.sum(weight_B, 0)
@@ -88,7 +89,7 @@ def cut_by_ranks(
     orders_ptr, number, num_before, weight_before, weight, top, temperature, top_k, top_p, by_count, by_weight,
     SCALE: tl.constexpr, BITS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The order of the last token that stays, where at most SIZE are listed: each is compared with each."""
+    """Finds the order of the last token that stays, where at most SIZE are listed: each is compared with each."""
     place = tl.arange(0, SIZE)
     listed = place < number
     order = tl.load(orders_ptr + place, mask=listed, other=ALL)
@@ -112,7 +113,7 @@ def _count_or_weigh(
     tokens_ptr, number, least, top, temperature, by_count,
     SCALE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, LISTED: tl.constexpr,
 ):  # fmt: skip
-    """How many tokens, of orders or logits, are not below `least`, or what they weigh."""
+    """Counts the tokens, given as orders or logits, that are not below `least`, or adds up their weights."""
     measured = tl.zeros([BLOCK], tl.int64)
     for first in range(0, number, BLOCK):
         index = first + tl.arange(0, BLOCK)
@@ -133,7 +134,7 @@ def _search(
     tokens_ptr, number, wanted, top, temperature, by_count,
     SCALE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, LISTED: tl.constexpr,
 ):  # fmt: skip
-    """The order of the token that the best ones end with that are so many, or weigh so much."""
+    """Finds the order of the token at which the best ones reach the wanted number, or the wanted weight."""
     half = tl.full([], 1 << (31 + BITS), tl.int64)
     least = -half
     for _ in range(32 + BITS):
@@ -151,7 +152,7 @@ def cut_by_search(
     tokens_ptr, number, num_before, weight_before, weight, top, temperature, top_k, top_p, by_count, by_weight,
     SCALE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, LISTED: tl.constexpr,
 ):  # fmt: skip
-    """The order of the last token that stays, of any number of tokens, found bit by bit: these are gone through
+    """Finds the order of the last token that stays, among any number of tokens, bit by bit: the tokens are gone through
     dozens of times."""
     cut = tl.full([], ALL, tl.int64)
     if by_count:

@@ -1,4 +1,4 @@
-"""Rows of a weight laid out for the native product: an embedding that may serve as the lm_head too, held once."""
+"""The embedding as rows of a weight laid out for the native GEMM: it may serve as the lm_head too, held once."""
 
 import ctypes
 from collections.abc import Callable

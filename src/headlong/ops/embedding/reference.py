@@ -1,4 +1,4 @@
-"""Tokens to vectors. The table may be packed: only the rows asked for are unpacked."""
+"""The embedding, from tokens to vectors. The table may be packed: only the rows asked for are unpacked."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ class ReferenceEmbedding:
 
     @property
     def asks_host(self) -> bool:
-        """Which rows of a packed table are wanted is found out on the host."""
+        """Whether the host has to know which rows are wanted, as it does for a packed table."""
         return not isinstance(self.weight, Tensor)
 
     def __call__(self, tokens_N: Tensor) -> Tensor:

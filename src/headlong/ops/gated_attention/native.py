@@ -18,19 +18,19 @@ class AttentionStruct(ctypes.Structure):
     """Mirrors `Attention` in csrc/cores.h."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "head_dim")),
-        *((name, ctypes.c_int64) for name in ("half", "page_size", "padded_dim", "gated")),
+        *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "head_dim")),
+        *((name, ctypes.c_int64) for name in ("half_rotary_dim", "page_size", "padded_dim", "gated")),
         ("qk_norm", ctypes.c_void_p),
         ("qk_eps", ctypes.c_float),
         ("q_scale", ctypes.c_float),
         ("keys", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
-        ("wide_cache", ctypes.c_int),
+        ("is_float", ctypes.c_int),
     )
 
 
 class NativeGatedAttention:
-    """One layer's weights; its cache is bound at the first call."""
+    """The attention core of one layer; its cache is bound at the first call."""
 
     name = "native"
 
@@ -57,7 +57,7 @@ class NativeGatedAttention:
     def write(
         self, projected: Projected, keys: Tensor, values: Tensor, angles: Angles, step: PreparedStep
     ) -> None:
-        """The tokens' keys and values alone."""
+        """Writes the tokens' keys and values, and attends to nothing."""
         assert isinstance(projected, Tensor)
         self._run(projected, keys, values, angles, step, None)
 
@@ -78,7 +78,7 @@ class NativeGatedAttention:
         )
 
     def bind(self, keys: Tensor, values: Tensor, rotary_dim: int) -> AttentionStruct:
-        """Weights and cache as the kernel takes them; they must outlive it."""
+        """Binds weights and cache as the kernel takes them; they must outlive it."""
         w, norm = self.weights, self.weights.qk_norm
         assert keys.dtype in (torch.float32, torch.bfloat16) and keys.is_contiguous()
         return AttentionStruct(

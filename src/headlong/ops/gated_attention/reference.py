@@ -19,13 +19,15 @@ from headlong.types import Rows
 
 @dataclass(frozen=True)
 class GatedAttentionWeights:
-    """A projected token is [queries, keys | gates | values], without the gates where `gated` is false."""
+    """The weights of one layer's core. A projected token is [queries, keys | gates | values], without the gates where
+    `gated` is false."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     qk_norm: RmsNorm | None
-    """One weight per query and key head, the queries' with the softmax scale in it; None if heads are not normed."""
+    """One norm weight per query and key head, the queries' with the softmax scale in it; None if heads are not
+    normed."""
     gated: bool = True
 
     @property
@@ -35,7 +37,7 @@ class GatedAttentionWeights:
 
 
 class ReferenceGatedAttention:
-    """Plain torch; the truth."""
+    """The attention core in plain torch, which other backends are tested against."""
 
     name = "reference"
 
@@ -51,7 +53,7 @@ class ReferenceGatedAttention:
     def __call__(
         self, projected: Projected, keys: Tensor, values: Tensor, angles: Angles, step: PreparedStep
     ) -> Tensor:
-        """[N, heads · head_dim]; writes the tokens' keys and values into their pages."""
+        """Returns [N, heads · head_dim], and writes the tokens' keys and values into their pages."""
         assert isinstance(step, PreparedAttention)
         queries, gate = self._write(projected, keys, values, angles, step)
         out = paged_attention.attend(queries, keys, values, step).flatten(1)
@@ -60,14 +62,14 @@ class ReferenceGatedAttention:
     def write(
         self, projected: Projected, keys: Tensor, values: Tensor, angles: Angles, step: PreparedStep
     ) -> None:
-        """The tokens' keys and values alone."""
+        """Writes the tokens' keys and values, and attends to nothing."""
         assert isinstance(step, PreparedAttention)
         self._write(projected, keys, values, angles, step)
 
     def _write(
         self, projected: Projected, keys: Tensor, values: Tensor, angles: Angles, step: PreparedAttention
     ) -> tuple[Tensor, Tensor]:
-        """Gives queries and gates."""
+        """Writes the tokens' keys and values; returns queries and gates."""
         assert isinstance(projected, Tensor)
         w, num_tokens = self.weights, projected.shape[0]
         qk, gate, v = projected.split_with_sizes(self.sizes, dim=-1)

@@ -21,26 +21,27 @@ from headlong.ops.triton_step import TritonStep
 from headlong.types import Rows
 
 FIRST_SPLIT, SPLITS_PER_SIZE = 128, 64
-"""Positions of the shortest splits, a multiple of `POSITIONS`; how many of a size there are."""
+"""The positions of the shortest splits, a multiple of `POSITIONS`; and how many splits there are of each size."""
 QUERIES = 32
-"""Queries of a tile (BLOCK_M), or as many as one token has of one key head."""
+"""The queries of a tile (BLOCK_M), or as many as one token has for one key head."""
 POSITIONS = 32
-"""Positions of the context that are attended at a time (BLOCK_P)."""
+"""The positions of the context that are attended to at a time (BLOCK_P)."""
 BLOCK_R = 128
-"""Rows of a step that are searched at a time for the one that a tile belongs to."""
+"""The rows of a step that are searched at a time for the one that a tile belongs to."""
 COMBINED_SPLITS, COMBINED_DIM = 32, 64
-"""Splits that are added at a time (BLOCK_S), and columns of a head that a program adds (BLOCK_D)."""
+"""The splits that are added at a time (BLOCK_S), and the columns of a head that a program adds (BLOCK_D)."""
 MAX_PARTS = 1 << 26
-"""Numbers that splits may leave to be combined; longer prompts are attended in several passes."""
+"""The most numbers that splits may leave to be combined; longer prompts are attended to in several passes."""
 
 
 class TritonGatedAttention:
-    """One layer's weights. A 16-bit cache is multiplied in its own dtype, into float32; all else is float32."""
+    """The attention core of one layer. A 16-bit cache is multiplied in its own dtype, into float32; all else is
+    float32."""
 
     name = "triton"
 
     def __init__(self, weights: GatedAttentionWeights, dtype: torch.dtype = torch.float32) -> None:
-        """`dtype` is that of what comes out."""
+        """`dtype` is that of the result."""
         self.weights = w = weights
         self.dtype = dtype
         self.group = w.num_heads // w.num_kv_heads
@@ -55,18 +56,18 @@ class TritonGatedAttention:
     def __call__(
         self, given: Projected, keys: Tensor, values: Tensor, angles: Angles, step: PreparedStep
     ) -> Tensor:
-        """[N, heads · head_dim]; writes the tokens' keys and values into their pages."""
+        """Returns [N, heads · head_dim], and writes the tokens' keys and values into their pages."""
         assert isinstance(step, TritonStep)
-        w, num_tokens, asked = self.weights, len(step.row_N), parts_of(given, self.gates)
+        w, num_tokens, projection = self.weights, len(step.row_N), parts_of(given, self.gates)
         queries = keys.new_empty(num_tokens, w.num_heads, w.head_dim)
-        self._prepare(asked.partial_sums(), queries, keys, values, angles, step, first_head=0)
+        self._prepare(projection.partial_sums(), queries, keys, values, angles, step, first_head=0)
         out, gates = keys.new_empty(num_tokens, w.num_heads * w.head_dim, dtype=self.dtype), None
         num_splits = split_of(step.longest - 1) + 1
         most = max(1, MAX_PARTS // (num_splits * w.num_heads * w.head_dim))
         for first in range(0, num_tokens, most):
             count = min(most, num_tokens - first)
             parts = self._attend(queries, keys, values, step, first, count, num_splits)
-            gates = asked.gates() if first == 0 else gates
+            gates = projection.gates() if first == 0 else gates
             self._combine(*parts, gates, out, step, first)
         return out
 
@@ -88,7 +89,8 @@ class TritonGatedAttention:
         step: TritonStep,
         first_head: int,
     ) -> None:
-        """Heads from `first_head` on, queries' before keys'; `queries` are not touched if these are keys' alone."""
+        """Prepares the heads from `first_head` on, queries before keys; `queries` are not touched if these are keys
+        alone."""
         w, norm = self.weights, self.weights.qk_norm
         assert keys.is_contiguous() and values.is_contiguous() and step.pages_RP.stride(1) == 1
         assert angles.cos.is_contiguous() and angles.sin.is_contiguous()
@@ -127,7 +129,8 @@ class TritonGatedAttention:
         count: int,
         num_splits: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What each split of the context leaves of each query of tokens first…first + count − 1."""
+        """Attends: computes what each split of the context contributes to each query of tokens first…first + count −
+        1."""
         w, num_rows = self.weights, step.table_R6.shape[0]
         shape = (count, w.num_heads, num_splits)
         maxima, totals, sums = (

@@ -39,8 +39,8 @@ def prepare_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
     PAGE_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
-    """One head of one token, whose projection comes as partial sums: normed and rotated, a query is stored into
-    `queries`, and a key into its page, and with it the value."""
+    """Prepares one head of one token, whose projection comes as partial sums: normed and rotated, a query is stored
+    into `queries`, and a key into its page, together with the value."""
     launch_dependents()
     token, head = tl.program_id(0).to(tl.int64), first_head + tl.program_id(1)
     d = tl.arange(0, BLOCK_D)
@@ -115,7 +115,7 @@ def row_of_tile(
 
 @triton.jit
 def load_pages(pages_ptr, begin, end, PAGE_SIZE: tl.constexpr, BLOCK_P: tl.constexpr):
-    """The page of a block of positions, or one for each of them where a block may lie in several."""
+    """Loads the page of a block of positions, or one for each of them where a block may lie in several."""
     if PAGE_SIZE % BLOCK_P == 0:
         return tl.load(pages_ptr + begin // PAGE_SIZE, mask=begin < end, other=0)
     else:
@@ -131,10 +131,10 @@ def attend_kernel(
     PAGE_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, FIRST_SPLIT: tl.constexpr, SPLITS_PER_SIZE: tl.constexpr,
     BLOCK_R: tl.constexpr, TILE_TOKENS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    """One split of the context for the queries of up to TILE_TOKENS tokens of a row that share a key head.
+    """Attends to one split of the context with the queries of up to TILE_TOKENS tokens of a row that share a key head.
 
-    Of each query: the largest score (times log2 e), the sum of the weights relative to it, and the weighted values.
-    """
+    It stores for each query the largest score (times log2 e), the sum of the weights relative to it, and the weighted
+    values."""
     tile, kv = tl.program_id(0), tl.program_id(1)
     split = num_splits - 1 - tl.program_id(2)  # the longest are started first
     row, index = row_of_tile(tile, rows_ptr, first_token, num_tokens, num_rows, BLOCK_R, TILE_TOKENS)
@@ -204,7 +204,8 @@ def combine_kernel(
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     FIRST_SPLIT: tl.constexpr, SPLITS_PER_SIZE: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Part of one head of one token: its splits in blocks of BLOCK_S, added in order, and its gates, if any."""
+    """Computes a part of one head of one token: adds its splits in blocks of BLOCK_S, in order, and applies its gates,
+    if any."""
     launch_dependents()
     index, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = first_token + index

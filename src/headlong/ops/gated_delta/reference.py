@@ -18,11 +18,11 @@ from headlong.types import Rows
 
 @dataclass(frozen=True)
 class DeltaState:
-    """One layer's memory: H value heads, keys of D, values of E; K drafts at most."""
+    """The memory of one layer: H value heads, keys of D columns, values of E columns; at most K drafts."""
 
     committed_SHDE: Tensor
     drafts_SKHX: Tensor
-    """Each draft's k, v, exp(g) and β, side by side: X = D + E + 2."""
+    """The k, v, exp(g) and β of each draft, side by side: X = D + E + 2."""
 
     @classmethod
     def zeros(
@@ -39,15 +39,15 @@ class PreparedDelta:
     """How a step's flat tokens fall into the three phases. Rows are ordered by certain tokens, most first."""
 
     slots: Tensor | slice
-    """A slice where there is one row: it then works on its slot in place."""
+    """The rows' slots; a slice where there is one row, which then works on its slot in place."""
     num_replay: int
-    """The longest replay; 0 skips the phase."""
+    """The number of drafts in the longest replay; 0 skips the phase."""
     replay_RK: Tensor
-    """True where that stored draft is to be replayed."""
+    """The mask of stored drafts, True where one is to be replayed."""
     certain: Tensor
-    """Flat indices, time-major: every row's first certain token, then every row's second…"""
+    """Flat indices of certain tokens, time-major: first every row's first one, then every row's second."""
     active: tuple[int, ...]
-    """Rows still running at each of those times."""
+    """The number of rows that still have certain tokens at each of those times."""
     num_drafts: int
     drafts_RK: Tensor
     """Flat indices of the drafts; padding repeats a valid index."""
@@ -90,7 +90,7 @@ def gated_delta(
     state: DeltaState,
     prepared: PreparedDelta,
 ) -> Tensor:
-    """Outputs [N, H, E]; updates the slots of the step. `decay` is exp(g)."""
+    """Returns the outputs [N, H, E], and updates the slots of the step. `decay` is exp(g)."""
     sizes = (k_NHD.shape[-1], v_NHE.shape[-1])
     inputs_NHX = torch.cat((k_NHD, v_NHE, decay_NH[..., None], beta_NH[..., None]), dim=-1)
     memory_RHDE = state.committed_SHDE[prepared.slots]  # a view for one row, a copy for several
@@ -135,7 +135,7 @@ def _run_certain(
     sizes: tuple[int, int],
     in_order: bool,
 ) -> Tensor:
-    """Outputs in the order of `prepared.certain`, which for a single row is the order of the tokens."""
+    """Returns outputs in the order of `prepared.certain`, which for a single row is the order of the tokens."""
     if not in_order:
         q_NHD, inputs_NHX = q_NHD[prepared.certain], inputs_NHX[prepared.certain]
     outs, first = [], 0
@@ -148,7 +148,7 @@ def _run_certain(
 
 
 def _update(memory_RHDE: Tensor, inputs_RHX: Tensor, sizes: tuple[int, int]) -> None:
-    """One token for each row, in place."""
+    """Applies the delta rule to one token for each row, in place."""
     memory = memory_RHDE.flatten(0, 1)
     k, v, decay, beta = inputs_RHX.flatten(0, 1).unsqueeze(1).split_with_sizes((*sizes, 1, 1), dim=-1)
     memory.mul_(decay)

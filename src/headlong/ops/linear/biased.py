@@ -1,4 +1,4 @@
-"""A linear and the bias that is added to what it gives."""
+"""A linear whose results a bias is added to."""
 
 from torch import Tensor
 

@@ -17,11 +17,11 @@ from headlong.ops.native import threads_for_native
 from headlong.ops.norm.normed import Normed, whole
 
 LAUNCH_ROWS = 128
-"""More rows go in several launches."""
+"""The most rows of one launch; more rows go in several launches."""
 TILES = (1, 2, 4, 8, 16)
 LARGE_TILES = (8, 16)
 LARGE = 1 << 23
-"""Weights of more elements are padded more, so that fewer numbers of rows need measuring."""
+"""Elements of a weight above which rows are padded more, so that fewer numbers of rows need measuring."""
 MAX_PROBE_FEATURES = 4096
 
 
@@ -29,7 +29,7 @@ LinearFactory = Callable[[Tensor, int], Linear]
 
 
 def launch(multiply: Callable[[Tensor], Tensor], x_ND: Tensor, tile: int) -> Tensor:
-    """`multiply` over rows padded to a multiple of `tile`, at most `LAUNCH_ROWS` at a time."""
+    """Applies `multiply` to rows padded to a multiple of `tile`, at most `LAUNCH_ROWS` at a time."""
     num_rows = x_ND.shape[0]
     if num_rows > LAUNCH_ROWS:
         return torch.cat([launch(multiply, part, tile) for part in x_ND.split(LAUNCH_ROWS)])
@@ -38,7 +38,8 @@ def launch(multiply: Callable[[Tensor], Tensor], x_ND: Tensor, tile: int) -> Ten
 
 
 class RowLinear(Linear):
-    """One matrix-vector product per row: slow and beyond doubt. Serves where nothing faster is invariant."""
+    """A linear that makes one matrix-vector product per row: slow, and batch-invariant beyond doubt. It serves where
+    nothing faster is invariant."""
 
     name = "row by row"
 
@@ -58,8 +59,8 @@ class RowLinear(Linear):
 
 @cache
 def find_tile(make: LinearFactory, out_features: int, in_features: int, dtype: torch.dtype) -> int | None:
-    """The smallest row tile at which `make`'s linear is batch-invariant for this shape, or None.
-    Very wide outputs are probed on a part of their features."""
+    """Finds the smallest row tile at which `make`'s linear is batch-invariant for this shape, or None. Very wide
+    outputs are probed on a part of their features."""
     tiles = LARGE_TILES if out_features * in_features > LARGE else TILES
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(min(out_features, MAX_PROBE_FEATURES), in_features, generator=generator).to(dtype)

@@ -14,9 +14,9 @@ from torch import Tensor
 from headlong.ops.norm.normed import Norm, Normed
 
 SiluMul = Callable[[Tensor], Tensor]
-"""silu(gate) · up of a tensor [N, gate then up]."""
+"""A function silu(gate) · up of a tensor [N, gate then up]."""
 Argmax = Callable[[Tensor], Tensor]
-"""The best token of each row of logits."""
+"""A function that finds the argmax of each row of logits."""
 
 
 class Shard(Enum):
@@ -36,7 +36,7 @@ class PendingProjection:
 
 
 Projected = Tensor | PendingProjection
-"""What the core of an attention or a DeltaNet layer is given by the projection before it."""
+"""What the core of an attention or a DeltaNet layer gets from the projection before it."""
 
 
 class Projection(Protocol):
@@ -48,7 +48,7 @@ class Projection(Protocol):
 
 
 class Linear(ABC):
-    """y = x Wᵀ + bias, with a row's bits independent of other rows. `name` is who multiplies, for people."""
+    """A linear y = x Wᵀ + bias, with a row's bits independent of other rows. `name` says who multiplies, for people."""
 
     name: str
     in_features: int
@@ -57,26 +57,28 @@ class Linear(ABC):
 
     @abstractmethod
     def __call__(self, given: Normed, /) -> Tensor:
-        """[N, out]"""
+        """Returns the outputs [N, out]."""
 
     def add_to(self, given: Normed, residual_ND: Tensor, then: Norm) -> tuple[Tensor, Normed]:
-        """The GEMM with residual and norm as its epilogue: `residual_ND` + y, and what `then` makes of that."""
+        """Computes the GEMM with residual and norm as its epilogue: `residual_ND` + y, and what `then` makes of
+        that."""
         out_ND = residual_ND + self(given)
         return out_ND, then(out_ND)
 
     def gated(self, given: Normed, silu_mul: SiluMul, dtype: torch.dtype) -> Tensor:  # noqa: ARG002 - for epilogues
-        """silu(first half of the outputs) · second half. `silu_mul` computes it where the GEMM itself cannot; one that
-        can gives it in `dtype`."""
+        """Computes silu(first half of the outputs) · second half. `silu_mul` computes the gate where the GEMM itself
+        cannot; a GEMM that can gives it in `dtype`."""
         return silu_mul(self(given))
 
     def argmax(self, x_ND: Tensor, argmax: Argmax) -> Tensor:
-        """Which output is the largest, for each row. `argmax` finds it where the GEMM itself cannot."""
+        """Finds the largest output of each row. `argmax` finds it where the GEMM itself cannot."""
         return argmax(self(x_ND))
 
     def picked(self, outs_T: Tensor) -> "Linear | None":  # noqa: ARG002 - for those that can
-        """These outputs alone, from a copy of their weights as they are laid out; None where that cannot be had."""
+        """Makes a linear of these outputs alone, from a copy of their weights as they are laid out; None where that is
+        impossible."""
         return None
 
     def rows(self, outs_T: Tensor) -> Tensor | None:  # noqa: ARG002 - for those that can
-        """These rows of the weight, a copy; None where they cannot be told from the others."""
+        """Returns a copy of these rows of the weight; None where they cannot be told from the others."""
         return None

@@ -23,7 +23,7 @@ from headlong.quant.gguf import GgufWeight
 from headlong.quant.plain import PlainWeight
 
 WIDTH, PIECE = 64, 32
-"""Outputs side by side; codes of a group that lie together."""
+"""The number of outputs that lie side by side; and the number of codes of a group that lie together."""
 F32, F16, BF16, BF16_ROUNDED, I8, I8_OFFSET, U4, U4_OFFSET = range(8)
 FLOAT, HALF, PARTS = range(3)
 """How scales and offsets are stored, in the order of csrc/matmul.h."""
@@ -40,33 +40,33 @@ _STORED_AS = {
     U4: torch.int32,
     U4_OFFSET: torch.int32,
 }
-"""Codes by fours or eights."""
+"""The C types of codes, which are packed by fours or by eights."""
 _NUM_FACTORS = {I8: 1, I8_OFFSET: 2, U4: 1, U4_OFFSET: 2}
-"""Scales, and offsets where there are any."""
+"""How many factors a group of codes has: a scale, and an offset where there is one."""
 ELEMENTS_AT_A_TIME = 2**20
 LAID_OUT_WHOLE = ("Q8_0", "Q4_0", "Q4_1")
-"""Block types that the kernel lays out as they are in the file."""
-POINTERS = ("codes", "scales", "offsets", "scale_wholes", "offset_wholes")
+"""The block types that the kernel lays out as they are in the file."""
+POINTERS = ("codes", "scales", "offsets", "scale_factors", "offset_factors")
 
 
 class MatrixStruct(ctypes.Structure):
     """Mirrors `Matrix` in csrc/matmul.h."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("type", "size", "outs", "group", "factors", "span")),
+        *((name, ctypes.c_int64) for name in ("type", "num_ins", "num_outs", "group", "factors", "span")),
         *((name, ctypes.c_void_p) for name in (*POINTERS, "bias")),
     )
 
 
 class PanelLayout(NamedTuple):
-    """How outputs lie in memory: those of one layout may lie side by side."""
+    """How outputs lie in memory: outputs of one layout may lie side by side."""
 
     type: int
     group: int
     factors: int = FLOAT
     """How scales and offsets are stored: FLOAT, HALF or PARTS."""
     span: int = 1
-    """Groups that share what parts are multiplied with."""
+    """The number of groups that share the factor that PARTS are multiplied with."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class Source:
 
     @classmethod
     def of(cls, weight: Weight, *, rounding: bool = False) -> "Source | None":
-        """None if it is nothing the kernel knows, which takes codes and bfloat16 two at a time. `rounding`: activations
-        that meet bfloat16 may be rounded to it."""
+        """Makes a source of a weight, or None if the kernel does not know its format or shape: codes and bfloat16 are
+        taken two at a time. `rounding` says that activations that meet bfloat16 may be rounded to it."""
         if isinstance(weight, PlainWeight):
             weight = weight.weight_OD
         if isinstance(weight, Tensor):
@@ -115,8 +115,8 @@ class Source:
         return self.weight.out_features, self.weight.in_features
 
     def rows(self, first: int, last: int) -> list[Tensor]:
-        """What is to be laid out of these rows: floats; codes, scales and, where the layout has them, offsets; or
-        whole blocks."""
+        """Returns what is to be laid out of these rows: floats; codes, scales and, where the layout has them, offsets;
+        or whole blocks."""
         if isinstance(self.weight, Tensor):
             return [self.weight[first:last]]
         if isinstance(self.weight, GgufWeight) and self.weight.format.label in LAID_OUT_WHOLE:
@@ -143,13 +143,13 @@ class Source:
 
 
 def _units_each(layout: PanelLayout) -> int:
-    """Units of memory that a group takes: it has room for a multiple of eight codes."""
+    """Units of memory that a group takes, which has room for a multiple of eight codes."""
     eights = -(-layout.group // 8)
     return eights if layout.type in (U4, U4_OFFSET) else 2 * eights
 
 
 def _units(codes_RD: Tensor, layout: PanelLayout) -> Tensor:
-    """Rows of codes as csrc/matmul.h wants each group of them."""
+    """Returns rows of codes as csrc/matmul.h wants each group of them."""
     codes_RGC = codes_RD.unflatten(1, (-1, layout.group))
     if layout.group % 8:
         codes_RGC = pad(codes_RGC, (0, -layout.group % 8))
@@ -200,7 +200,7 @@ class Panels:
         )
 
     def put(self, parts: list[Tensor], outs: Tensor) -> None:
-        """Rows of a source become the outputs `outs`, counted from the first of these."""
+        """Lays out rows of a source as the outputs `outs`, counted from the first of these panels."""
         threads = native.num_threads()
         if len(parts) < len(self.tensors):
             (blocks,) = (part.contiguous() for part in parts)
@@ -223,25 +223,25 @@ class Panels:
             )
 
     def part(self, first: int, last: int) -> tuple[MatrixStruct, int]:
-        """At least the outputs [first, last) of the line, as far as they are among these: whole blocks, and the column
-        they begin at."""
+        """Returns whole blocks that hold at least the outputs [first, last) of the line, as far as these panels have
+        them, and the column they begin at."""
         begin = max(first - self.column, 0) // WIDTH
-        end = -(-(min(last - self.column, self.struct.outs)) // WIDTH)
+        end = -(-(min(last - self.column, self.struct.num_outs)) // WIDTH)
         part = MatrixStruct.from_buffer_copy(self.struct)
-        part.outs = max(0, min(end * WIDTH, self.struct.outs) - begin * WIDTH)
+        part.num_outs = max(0, min(end * WIDTH, self.struct.num_outs) - begin * WIDTH)
         names = [name for name in POINTERS if getattr(part, name) is not None]
         for name, tensor in zip(names, self.tensors, strict=True):
-            setattr(part, name, tensor[begin:].data_ptr() if part.outs else None)
+            setattr(part, name, tensor[begin:].data_ptr() if part.num_outs else None)
         if self.bias is not None:
             part.bias += 4 * begin * WIDTH
         return part, self.column + begin * WIDTH
 
     def picked(self, outs_T: Tensor) -> "Panels":
-        """These outputs, counted from the first of these, as panels of their own."""
+        """Returns these outputs, counted from the first of these panels, as panels of their own."""
         struct = self.struct
         bias = None if self.bias is None else self.bias[outs_T]
         layout = PanelLayout(struct.type, struct.group, struct.factors, struct.span)
-        found = Panels(layout, struct.size, len(outs_T), 0, bias)
+        found = Panels(layout, struct.num_ins, len(outs_T), 0, bias)
         rows = []
         for number, tensor in enumerate(self.tensors):
             together = 2 if self._in_pairs and number == 0 else 1
@@ -272,7 +272,7 @@ class NativeLinear(Linear):
         return out
 
     def picked(self, outs_T: Tensor) -> "NativeLinear | None":
-        """A copy of these outputs; None where they lie in several panels."""
+        """Returns a linear with a copy of these outputs; None where they lie in several panels."""
         if len(self.panels) > 1:
             return None
         linear = copy(self)
@@ -281,7 +281,7 @@ class NativeLinear(Linear):
 
 
 def _panels(sources: Sequence[Source], order: Tensor | None, bias: Tensor | None) -> list[Panels]:
-    """As many outputs together as follow one another and have one layout."""
+    """Makes panels of as many outputs as follow one another and have one layout."""
     panels, first = [], 0
     for layout, count in _runs(sources, order):
         own = None if bias is None else bias[first : first + count].contiguous()
@@ -300,7 +300,7 @@ def _panels(sources: Sequence[Source], order: Tensor | None, bias: Tensor | None
 
 
 def _runs(sources: Sequence[Source], order: Tensor | None) -> list[tuple[PanelLayout, int]]:
-    """Layouts in the order of the outputs, each with how many outputs of it follow one another."""
+    """Yields layouts in the order of the outputs, each with how many outputs of it follow one another."""
     if order is None:
         runs = groupby(sources, key=lambda source: source.layout)
         return [(layout, sum(source.shape[0] for source in own)) for layout, own in runs]
@@ -311,13 +311,13 @@ def _runs(sources: Sequence[Source], order: Tensor | None) -> list[tuple[PanelLa
 
 
 def _put(parts: list[Tensor], place_R: Tensor, panels: list[Panels]) -> None:
-    """Rows into those panels that their places lie in; where there are several, some of them into each."""
+    """Lays rows out in the panels that their outputs belong to, which may be several."""
     if len(panels) == 1:
         panels[0].put(parts, place_R)
         return
     for own in panels:
         outs = place_R - own.column
-        inside = (outs >= 0) & (outs < own.struct.outs)
+        inside = (outs >= 0) & (outs < own.struct.num_outs)
         if bool(inside.all()):
             own.put(parts, outs)
         elif bool(inside.any()):

@@ -14,11 +14,11 @@ from headlong.ops.linear.linear import Linear
 from headlong.ops.norm.normed import Normed, whole
 
 SPLIT_FEATURES = 1024
-"""Above this inner size a single row may be split between threads; two or more rows never were."""
+"""The inner size above which a single row may be split between threads; two or more rows never were."""
 
 
 class OneDnnLinear(Linear):
-    """Pads rows to a multiple of `tile`."""
+    """A linear on oneDNN, which pads rows to a multiple of `tile`."""
 
     name = "onednn"
 
@@ -31,7 +31,7 @@ class OneDnnLinear(Linear):
 
     @staticmethod
     def supports(dtype: torch.dtype, device: torch.device) -> str | None:
-        """None if this linear can serve, else the reason why not."""
+        """Returns None if this linear can serve, else the reason why not."""
         if device.type != "cpu":
             return f"runs on the CPU, not on {device.type}"
         if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
@@ -55,8 +55,8 @@ class OneDnnLinear(Linear):
 
 @cache
 def cpu_multiplies_bfloat16() -> bool:
-    """Whether the CPU multiplies bfloat16 by instructions of its own. It is tried, because oneDNN may be restricted to
-    fewer instructions than the CPU has."""
+    """Whether the CPU multiplies bfloat16 by instructions of its own. This is found by trial, because oneDNN may be
+    restricted to fewer instructions than the CPU has."""
     if not torch.cpu._is_avx512_bf16_supported():
         return False
     try:

@@ -16,7 +16,8 @@ ALIGN = 16
 
 
 class ReferenceLinear(Linear):
-    """Pads rows to a multiple of `tile`, and odd weight shapes to multiples of `ALIGN`."""
+    """A linear on torch's matmul, which pads rows to a multiple of `tile`, and odd weight shapes to multiples of
+    `ALIGN`."""
 
     name = "reference"
 
@@ -29,7 +30,7 @@ class ReferenceLinear(Linear):
 
     @staticmethod
     def supports(dtype: torch.dtype, device: torch.device) -> str | None:  # noqa: ARG004
-        """None if this linear can serve, else the reason why not."""
+        """Returns None if this linear can serve, else the reason why not."""
         return None
 
     def __call__(self, given: Normed) -> Tensor:

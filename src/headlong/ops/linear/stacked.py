@@ -8,7 +8,7 @@ from headlong.ops.norm.normed import Normed
 
 
 class StackedLinear(Linear):
-    """Output i is output `order[i]` of the parts side by side."""
+    """A linear of several parts: output i is output `order[i]` of the parts side by side."""
 
     name = "stacked"
 

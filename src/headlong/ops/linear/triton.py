@@ -24,7 +24,7 @@ from headlong.ops.norm.triton import empty_partial_norm, gemm_input
 from headlong.quant.format import Weight
 
 WORKSPACE = 1 << 26
-"""Numbers that partial sums may take; more tokens go in several launches."""
+"""The most numbers that partial sums may take; more tokens go in several launches."""
 
 
 class TritonLinear(Linear):
@@ -46,25 +46,26 @@ class TritonLinear(Linear):
         self.bias = None if bias is None else bias.to(weights[0].device).contiguous()
         self.weights = repack(weights, order, dtype)
         self.dtype = self.weights[0].dtype
-        """What inputs are multiplied in."""
+        """The dtype that inputs are multiplied in."""
         self._pair = Pair.of(self.weights)
         most = max(weight.num_partials * weight.num_outs for weight in self.weights)
         self._tokens_at_once = min(max(WORKSPACE // most, REFERENCE_BLOCK_M), 1 << 15)
 
     @staticmethod
     def supports(weight: Weight) -> str | None:
-        """None if this weight can be served, else the reason why not."""
+        """Returns None if this weight can be served, else the reason why not."""
         if weight.device.type == "meta":
             return "the weight is not there"
         layout = layout_of(weight)
         return layout if isinstance(layout, str) else None
 
     def __call__(self, given: Normed, add_to: Tensor | None = None) -> Tensor:
-        """float32 [N, out]; plus `add_to`, of the same shape and dtype."""
+        """Returns float32 [N, out]; plus `add_to`, of the same shape and dtype."""
         return self._gemm(given, add_to, None)[0]
 
     def add_to(self, given: Normed, residual_ND: Tensor, then: Norm) -> tuple[Tensor, Normed]:
-        """In one launch; what `then` makes of it may be left in part to the GEMM that takes it."""
+        """Adds to the residual in the GEMM's own launch; part of what `then` makes of the sum may be left to the GEMM
+        that takes it."""
         out_ND, normed = self._gemm(given, residual_ND, then)
         return out_ND, then(out_ND) if normed is None else normed
 
@@ -111,9 +112,10 @@ class TritonLinear(Linear):
         return found_N
 
     def partial_sums(self, given: Normed, *, inputs_ready: bool = False) -> PartialSums:
-        """What `__call__` gives, for kernels that add its partial sums themselves; where these would take too much
-        memory, or there is more to it than a sum, they are added. `inputs_ready` promises that the inputs were there
-        before the kernel that was launched last began, and that it waited before it launched its dependents."""
+        """Returns what `__call__` gives, for kernels that add its partial sums themselves. Where these would take too
+        much memory, or there is more to it than a sum, they are added here. `inputs_ready` promises that the inputs
+        were there before the kernel that was launched last began, and that it waited before it launched its
+        dependents."""
         weight, (x_ND, partial_norm) = self._only, gemm_input(given)
         if weight is None or self.bias is not None or len(x_ND) > self._tokens_at_once:
             return PartialSums.whole(self(given))
@@ -124,7 +126,8 @@ class TritonLinear(Linear):
         return PartialSums.of(weight, partials_PNO, partial_norm)
 
     def _launches(self, given: Normed) -> Iterator[tuple[slice, Tensor, PartialNorm | None]]:
-        """The tokens that go into one launch, what is multiplied of them, and the partial norm that belongs to."""
+        """Yields the tokens that go into one launch, what is multiplied of them, and the partial norm that belongs to
+        it."""
         x_ND, partial_norm = gemm_input(given)
         x_ND = x_ND.to(self.dtype).contiguous()
         for first in range(0, len(x_ND), self._tokens_at_once):
@@ -137,7 +140,7 @@ class TritonLinear(Linear):
         return self.weights[0] if len(self.weights) == 1 else None
 
     def picked(self, outs_T: Tensor) -> "TritonLinear | None":
-        """None where there are several `GemmWeight`s."""
+        """Returns a linear of these outputs; None where there are several `GemmWeight`s."""
         weight = self._only
         if weight is None:
             return None

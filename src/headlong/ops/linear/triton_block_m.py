@@ -18,19 +18,21 @@ log = logging.getLogger(__name__)
 BLOCK_MS = (8, 16, 64, 128, 256)
 LEAST = 16
 BYTES_LEAST = 8
-"""The least for weights of 8 bits. So few are multiplied by other instructions, which are slower for the others."""
+"""The smallest BLOCK_M of 8-bit weights. So few tokens are multiplied by other instructions, which are slower for
+weights of other widths."""
 PACKED_MOST = 128
-"""The most for weights that are not 16 bits wide."""
+"""The largest BLOCK_M of weights that are not 16 bits wide."""
 REFERENCE_BLOCK_M = 64
-"""What all others are compared with, and what serves where they differ."""
+"""The BLOCK_M that all others are compared with, and that serves where they differ."""
 NUM_OUTS, NUM_INS = 1024, 64 * COLUMNS
-"""Of the GEMM that is tried."""
+"""The shape of the GEMM that is tried."""
 WITHOUT_NAN = ~0x0101
-"""Bits of two codes that are e4m3 whatever they are: NaN has all mantissa bits."""
+"""A mask that keeps random codes from being the NaN of e4m3, which has all mantissa bits set."""
 
 
 def block_m_for(num_tokens: int, weight: GemmWeight) -> int:
-    """The size for so many tokens: the smallest that holds them, of those that give this weight the same bits."""
+    """Returns the BLOCK_M for so many tokens: the smallest that holds them, of those that give this weight the same
+    bits."""
     # Unpacking takes registers that so many sums would need.
     most = BLOCK_MS[-1] if weight.layout.bits == 16 else PACKED_MOST
     least = BYTES_LEAST if weight.layout.bits == 8 else LEAST
@@ -42,7 +44,7 @@ def block_m_for(num_tokens: int, weight: GemmWeight) -> int:
 
 
 def _interpreted() -> bool:
-    """Whether Triton's interpreter runs, whose products are numpy's, of which nothing is known."""
+    """Whether Triton's interpreter runs. Its products are numpy's, which promise nothing about their bits."""
     return bool(INTERPRETED.value)
 
 
@@ -60,7 +62,7 @@ def _gives_same_bits(layout: WeightLayout, dtype: torch.dtype, device: torch.dev
 
 
 def random_weight(layout: WeightLayout, dtype: torch.dtype, generator: torch.Generator) -> GemmWeight:
-    """A weight of random numbers in this layout."""
+    """Makes a weight of random numbers in this layout."""
     device = generator.device
     if layout.encoding == FLOAT:
         codes = torch.randn(NUM_OUTS, NUM_INS, generator=generator, device=device).to(layout.storage)
@@ -85,7 +87,7 @@ def random_weight(layout: WeightLayout, dtype: torch.dtype, generator: torch.Gen
 
 
 def product(weight: GemmWeight, x_ND: Tensor, block_m: int) -> Tensor:
-    """x Wᵀ, with `block_m` tokens at once."""
+    """Computes x Wᵀ, with `block_m` tokens at once."""
     out_NO = x_ND.new_empty((len(x_ND), weight.num_outs), dtype=torch.float32)
     gemm(weight, x_ND, block_m, None, None, out_NO)
     return out_NO

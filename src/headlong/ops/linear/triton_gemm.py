@@ -39,10 +39,11 @@ from headlong.ops.triton_launch import (
 
 
 class CodeLayout(NamedTuple):
-    """What kernels are compiled for of a weight: how its codes lie in memory and which of them share scales."""
+    """The part of a weight's layout that kernels are compiled for: how its codes lie in memory and which of them share
+    scales."""
 
     encoding: int
-    """One of those that triton_unpack.py names."""
+    """The encoding of its codes, one of those that triton_unpack.py names."""
     zero_point: int
     """The code of 0."""
     codes_per_word: int
@@ -57,7 +58,7 @@ class CodeLayout(NamedTuple):
 
 @triton.jit
 def dot(w_NK, x_KM, acc_NM):
-    """The accumulator plus a product of tiles, in float32."""
+    """Returns the accumulator plus a product of tiles, in float32."""
     w_NK = w_NK.to(x_KM.dtype)
     if INTERPRETED:  # which takes the bits of bfloat16 for whole numbers
         w_NK, x_KM = w_NK.to(tl.float32), x_KM.to(tl.float32)
@@ -102,7 +103,7 @@ def gemm_step(
     DTYPE: tl.constexpr, LAYOUT: tl.constexpr, EVEN_K: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """The accumulator plus the product of one step's columns, one half after the other."""
+    """Returns the accumulator plus the product of one step's columns, one half after the other."""
     HALVES: tl.constexpr = LAYOUT.codes_per_word
     GROUP_SIZE: tl.constexpr = LAYOUT.group_size
     SCALE_ROWS: tl.constexpr = LAYOUT.scale_rows
@@ -156,7 +157,7 @@ def gemm_step(
 
 @triton.jit
 def load_columns(columns_ptr, outs, is_out):
-    """Which columns of the result outputs are."""
+    """Loads which columns of the result outputs are."""
     if columns_ptr is None:
         return outs
     else:

@@ -1,7 +1,7 @@
 """A paired GEMM: a packed weight and a small weight of floats over the same inputs, for few tokens in one launch.
 
 FP8 checkpoints leave small projections as they are, such as those of a DeltaNet's β and decay. By themselves they take
-hardly less time than a large GEMM: most of it is begin and end. Both are split, and their partial sums added, as ever.
+hardly less time than a large GEMM: most of it is begin and end. Both are split, like every GEMM.
 
 Legend. As in triton_gemm.py and triton_split_k.py for the packed weight; the same names with `float` in them are of the
 small one, of whose programs (`float_splits`, `float_blocks`) there are so many.
@@ -26,10 +26,10 @@ from headlong.ops.norm.triton import inverse_norm, load_squares
 from headlong.ops.triton_launch import LAUNCH_OPTIONS, launch_dependents, wait_for_previous_kernel
 
 MOST_FLOATS = 512
-"""Outputs of the small weight, at most."""
+"""The most outputs of the small weight."""
 SHORTER = 1 if INTERPRETED.value else 2
-"""How many times shorter its steps are than its configuration's, so that they have as many bytes as a packed one's.
-Of an interpreter's products nothing is known, so there they are the same."""
+"""How many times shorter the small weight's steps are than its configuration's, so that they have as many bytes as a
+packed weight's. In the interpreter, whose products promise nothing, they are no shorter."""
 FLOAT_ARGS = {
     "codes_ptr": "floats_ptr",
     "num_outs": "num_float_outs",
@@ -42,7 +42,8 @@ FLOAT_ARGS = {
     "BLOCK_K": "FLOAT_BLOCK_K",
     "BLOCK_M": "FLOAT_BLOCK_M",
 }
-"""What `paired_gemm_kernel` calls the small weight's arguments; others it shares, or has none."""
+"""The names that `paired_gemm_kernel` has for the small weight's arguments; it shares the others, or does not have
+them."""
 
 
 class Pair(NamedTuple):
@@ -53,7 +54,7 @@ class Pair(NamedTuple):
 
     @classmethod
     def of(cls, weights: Sequence[GemmWeight]) -> "Pair | None":
-        """None if these are no such pair."""
+        """Makes a pair of these weights, or returns None if they are none."""
         if len(weights) != 2 or not all(weight.is_split for weight in weights):
             return None
         packed, floats = sorted(weights, key=lambda weight: weight.layout.bits)

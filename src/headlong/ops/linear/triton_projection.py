@@ -24,16 +24,16 @@ class TritonProjected(PendingProjection):
         self._given, self._first, self._gates = given, first, gates
 
     def first(self) -> Tensor:
-        """All but the gates."""
+        """Computes all outputs but the gates."""
         return self._first(self._given)
 
     def partial_sums(self) -> PartialSums:
-        """All but the gates, for kernels that add partial sums themselves."""
+        """Computes all outputs but the gates, for kernels that add partial sums themselves."""
         return self._first.partial_sums(self._given)
 
     def gates(self) -> PartialSums | None:
-        """The gates, or None where there are none. To be asked for right after a kernel that waits before it launches
-        its dependents."""
+        """Computes the gates, or None where there are none. Ask for them right after a kernel that waits before it
+        launches its dependents."""
         return None if self._gates is None else self._gates.partial_sums(self._given, inputs_ready=True)
 
 
@@ -94,7 +94,7 @@ class TritonProjection:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What inputs are multiplied in."""
+        """The dtype that inputs are multiplied in."""
         return self.first.dtype
 
     def __call__(self, given: Normed) -> TritonProjected:

@@ -28,7 +28,7 @@ from headlong.quant.nvfp4 import Nvfp4Weight
 from headlong.quant.plain import PlainWeight
 
 LOADED_ROWS = 1024
-"""Of a weight that is laid out anew, so that little of it is held twice."""
+"""The number of rows of a weight that are laid out at a time, so that little of it is held twice."""
 NOWHERE = -1
 """The place of a row that is left out."""
 
@@ -116,7 +116,7 @@ def rows_of(weight: Weight, layout: WeightLayout, first: int, last: int) -> Rows
 
 
 def _whole(parts_RG: Tensor | None, wholes_RW: Tensor | None) -> Tensor | None:
-    """Factors in float32; those made of parts are multiplied with what some of them share."""
+    """Returns factors in float32; those made of parts are multiplied with what some of them share."""
     if parts_RG is None or wholes_RW is None:
         return None if parts_RG is None else parts_RG.float()
     span = parts_RG.shape[1] // wholes_RW.shape[1]
@@ -132,7 +132,7 @@ def pair_codes(codes_RD: Tensor, bits: int) -> Tensor:
 
 
 def _numbers(weight_RD: Tensor) -> Tensor:
-    """The bytes of e4m3, of which 127 and 255 are no numbers: the kernels do not know these."""
+    """Returns the bytes of e4m3, and refuses its NaN (127 and 255), which the kernels do not know."""
     codes = weight_RD.view(torch.uint8)
     if bool(((codes & 127) == 127).any()):
         raise CheckpointError("an FP8 weight has values that are no numbers")
@@ -146,7 +146,8 @@ def shape_of(weight: Weight) -> tuple[int, int]:
 
 
 def repack(weights: Sequence[Weight], order: Tensor | None, dtype: torch.dtype) -> list[GemmWeight]:
-    """One for each layout, its rows in the order of their outputs; rows that are not in it are left out."""
+    """Repacks weights into one `GemmWeight` for each layout, its rows in the order of their outputs; rows that are not
+    in the order are left out."""
     sizes = [shape_of(weight)[0] for weight in weights]
     order = torch.arange(sum(sizes)) if order is None else order.cpu()
     out_R = torch.full((sum(sizes),), NOWHERE).scatter_(0, order, torch.arange(len(order)))
@@ -176,7 +177,7 @@ def _lay_out(
     columns_O: Tensor | None,
     dtype: torch.dtype,
 ) -> GemmWeight:
-    """Row r of a weight becomes row `place[r]` of the matrix, if it has a place."""
+    """Lays out rows: row r of a weight becomes row `place[r]` of the matrix, if it has a place."""
     ins = shape_of(weights[0])[1]
     if not all(_keeps_blocks(place_R, layout.scale_rows) for place_R in places):
         layout = layout._replace(scale_rows=1)
@@ -214,7 +215,7 @@ def _lay_out(
 
 
 def select_outputs(whole: GemmWeight, outs_T: Tensor) -> GemmWeight:
-    """Of outputs that shared a scale each has its own now."""
+    """Returns the weight with these outputs alone. Where outputs shared a scale, each has its own now."""
 
     def across(factors_OG: Tensor | None, outs_T: Tensor) -> Tensor | None:
         return None if factors_OG is None else _across(_rows(factors_OG, outs_T))
@@ -251,7 +252,7 @@ def _select_codes(codes: Tensor, outs_T: Tensor) -> Tensor:
 
 
 def _rows(tensor: Tensor, rows: Tensor) -> Tensor:
-    """A copy of some rows, by number or by whether they are wanted; of float8 not every device can pick any."""
+    """Returns a copy of some rows, by number or by mask; not every device can index float8."""
     if tensor.dtype != torch.float8_e4m3fn:
         return tensor[rows]
     return tensor.view(torch.uint8)[rows].view(tensor.dtype)
@@ -266,7 +267,7 @@ def _keeps_blocks(place_R: Tensor, rows: int) -> bool:
 
 
 def _zeros(like: Tensor | None, *shape: int) -> Tensor | None:
-    """Zeros, where there is such a part at all."""
+    """Returns zeros of this shape and the dtype of `like`; None where there is no such part."""
     return None if like is None else like.new_zeros(shape)
 
 
@@ -274,12 +275,12 @@ def _put(room: Tensor | None, rows: Tensor | None, at: Tensor) -> None:
     if room is None or rows is None:
         return
     if room.dtype == torch.float8_e4m3fn:
-        # Of which not every device can pick rows.
+        # Not every device can index float8.
         room, rows = room.view(torch.uint8), rows.view(torch.uint8)
     room = room[:, : rows.shape[1]] if rows.ndim == 2 else room
     room[at] = rows.to(room.dtype)
 
 
 def _across(factors_OG: Tensor | None) -> Tensor | None:
-    """So that those of neighbouring outputs lie side by side."""
+    """Transposes factors, so that those of neighbouring outputs lie side by side."""
     return None if factors_OG is None else factors_OG.t().contiguous()

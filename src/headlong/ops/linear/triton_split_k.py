@@ -36,9 +36,9 @@ from headlong.ops.silu_mul.triton import silu_gated
 from headlong.ops.triton_launch import LAUNCH_OPTIONS, launch_dependents, wait_for_previous_kernel
 
 BLOCK = 256
-"""Outputs whose partial sums a program adds."""
+"""The outputs whose partial sums a program adds."""
 ARGMAX_BLOCK = 1024
-"""Outputs of which a program finds the largest."""
+"""The outputs of which a program finds the largest."""
 UNSPECIALIZED = ["num_tokens", "steps_per_tile", "steps_per_split", "num_squares"]
 """Sizes that no epilogue kernel is compiled for: one binary serves all."""
 WHOLE_SUMS: dict[str, object] = {

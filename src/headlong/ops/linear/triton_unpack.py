@@ -81,7 +81,7 @@ _INTEGER_HIGH = tl.constexpr("""{
 
 @triton.jit
 def decode(codes, half: tl.constexpr, ENCODING: tl.constexpr, ZERO_POINT: tl.constexpr, DTYPE: tl.constexpr):
-    """The numbers of one half of a step's columns, exact in bfloat16; floats as they are."""
+    """Unpacks the numbers of one half of a step's columns, exact in bfloat16; floats stay as they are."""
     if ENCODING == _FLOAT:
         return codes
     elif ENCODING == _NIBBLE:

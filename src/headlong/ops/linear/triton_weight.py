@@ -21,21 +21,23 @@ from headlong.ops.norm.triton import norm_args
 from headlong.ops.triton_launch import LAUNCH_OPTIONS
 
 NUM_SPLITS = 264
-"""Splits of a weight, a program each: two for each multiprocessor of the GPUs this is made for."""
+"""The number of splits of a weight, one program each: two for each multiprocessor of the GPUs this is made for."""
 BYTE_NUM_SPLITS = 660
-"""Splits of a weight of 8 bits: it is unpacked, and more programs hide more of that."""
+"""The number of splits of an 8-bit weight, which is unpacked: more programs hide more of that."""
 BYTE_REGISTERS = 96
-"""Registers of a thread of those programs, so that five of them fit on a multiprocessor."""
+"""Registers of a thread of the programs for 8-bit weights, so that five of them fit on a multiprocessor."""
 LEAST_STEPS = 4
-"""Steps of a split: fewer would not fill a program's pipeline."""
+"""The fewest steps of a split: fewer would not fill a program's pipeline."""
 WHOLE_STEPS = 8
-"""Steps of a tile, up to which a program takes all: a launch that adds partial sums would cost more than it saves."""
+"""The steps of a tile up to which a program takes the whole tile: a launch that adds partial sums would cost more than
+it saves."""
 EVEN_TILES = 8
-"""Tiles of a program from which on one more or less does not matter."""
+"""The tiles of a program from which on one more or less does not matter."""
 COLUMNS = 64
-"""Columns that are multiplied at once; twice as many of 16 bits, half as many of float32."""
+"""Columns that are multiplied at once; twice as many for 16 bits, half as many for float32."""
 FEW = 64
-"""Tokens at once up to which two programs shall fit on a multiprocessor; of more, one keeps it busy."""
+"""The tokens at once up to which two programs shall fit on a multiprocessor; with more tokens, one program keeps it
+busy."""
 STAGES_MEMORY, WIDE_MEMORY = 112 << 10, 160 << 10
 """Bytes of shared memory that a program's pipeline stages may take, for few tokens and for more."""
 INTERLEAVE = 64
@@ -49,12 +51,13 @@ class GemmConfig(NamedTuple):
     block_n: int
     block_k: int
     steps_per_split: int
-    """Steps of `block_k` columns (twice as many if two share a word) that a program takes."""
+    """The steps that a program takes, of `block_k` columns each (twice as many if two share a word)."""
     num_warps: int
     num_stages: int
-    """Steps that are under way at once, at most."""
+    """The most steps whose loads are under way at once."""
     max_registers: int | None
-    """Of a thread, where few tokens are multiplied at once, so that all programs fit on the multiprocessors at once."""
+    """The registers of a thread, where few tokens are multiplied at once, so that all programs fit on the
+    multiprocessors."""
 
 
 def codes_per_word(bits: int) -> int:
@@ -95,7 +98,7 @@ class WeightLayout(NamedTuple):
     """How a weight lies in memory: weights of one layout can be laid into one."""
 
     encoding: int
-    """What its codes are, one of those that triton_unpack.py names."""
+    """The encoding of its codes, one of those that triton_unpack.py names."""
     storage: torch.dtype
     bits: int
     group_size: int = 0

@@ -16,7 +16,8 @@ TILE_ELEMENTS = 1 << 20
 
 
 class UnpackingLinear(Linear):
-    """All tiles have the same shape, the last one padded, so that one measurement of it serves for all."""
+    """A linear that unpacks tile by tile. All tiles have the same shape, the last one padded, so that one measurement
+    serves for all."""
 
     name = "unpack by tile"
 

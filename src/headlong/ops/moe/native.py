@@ -15,11 +15,11 @@ from headlong.quant.format import Weight
 class _Panel(ctypes.Structure):
     """Mirrors `Panel` in csrc/experts.h, as the ones below mirror what has their name there."""
 
-    _fields_ = (("w", ctypes.c_void_p), ("column", ctypes.c_int64))
+    _fields_ = (("w", ctypes.c_void_p), ("first_out", ctypes.c_int64))
 
 
 class _Linear(ctypes.Structure):
-    _fields_ = (("panels", ctypes.c_void_p), ("count", ctypes.c_int64), ("outs", ctypes.c_int64))
+    _fields_ = (("panels", ctypes.c_void_p), ("num_panels", ctypes.c_int64), ("num_outs", ctypes.c_int64))
 
 
 class _Expert(ctypes.Structure):
@@ -28,13 +28,13 @@ class _Expert(ctypes.Structure):
 
 class _Experts(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("experts", "active", "normalise", "size")),
-        ("all", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("num_experts", "num_active", "normalise", "hidden_size")),
+        ("experts", ctypes.c_void_p),
     )
 
 
 class NativeExperts:
-    """Serves whatever its products do; a token's bits are its own."""
+    """A layer's experts on native GEMMs, in any format that those take; a token's bits depend on its own row alone."""
 
     name = "native"
     has_shared = True
@@ -56,7 +56,7 @@ class NativeExperts:
 
     @classmethod
     def load(cls, weights: MoeWeights, source: Callable[[Weight], Source | None]) -> "NativeExperts | None":
-        """None where the native product cannot take a weight: `source` says which it can."""
+        """Loads the experts; None where the native GEMM cannot take a weight: `source` says which it can."""
         linears = []
         for expert in range(weights.num_experts + 1):
             shared = expert == weights.num_experts
@@ -70,13 +70,13 @@ class NativeExperts:
 
     @property
     def address(self) -> int:
-        """The address of the structure that the kernel takes; it is valid as long as this object lives."""
+        """The address of the structure that the kernel takes; valid as long as this object lives."""
         return ctypes.addressof(self._whole)
 
     def __call__(
         self, given: Normed, logits_NR: Tensor, shared_ND: Tensor | None, residual_ND: Tensor, then: Norm
     ) -> tuple[Tensor, Normed]:
-        """Added to `residual_ND`, and what `then` makes of that. The last of the logits is of the shared expert's
+        """Adds the experts' outputs to `residual_ND`, and applies `then`. The last of the logits is the shared expert's
         gate."""
         assert shared_ND is None, "computed here"
         x_ND, out = whole(given), residual_ND.clone()

@@ -11,7 +11,7 @@ from headlong.ops.norm.normed import Norm, Normed, whole
 
 
 def route(router_logits_NE: Tensor, num_active: int, normalise: bool) -> tuple[Tensor, Tensor]:
-    """The experts of each token and their weights, both [N, num_active]."""
+    """Returns the experts of each token and their weights, both [N, num_active]."""
     wide = torch.promote_types(router_logits_NE.dtype, torch.float32)
     probs = torch.softmax(router_logits_NE, dim=-1, dtype=wide)
     weights, experts = torch.topk(probs, num_active, dim=-1)
@@ -31,7 +31,7 @@ def moe(
 
 
 class ReferenceExperts:
-    """Each routed expert is a feed-forward of its own; the host asks which tokens are whose."""
+    """A layer's experts, each routed expert a feed-forward of its own; the host asks which tokens are whose."""
 
     name = "reference"
     has_shared = False
@@ -46,7 +46,7 @@ class ReferenceExperts:
     def __call__(
         self, given: Normed, logits_NR: Tensor, shared_ND: Tensor | None, residual_ND: Tensor, then: Norm
     ) -> tuple[Tensor, Normed]:
-        """Added to `residual_ND`, and what `then` makes of that."""
+        """Adds the experts' outputs to `residual_ND`, and applies `then`."""
         assert shared_ND is not None
         x_ND, count = whole(given), len(self.experts)
         experts_NA, weights_NA = route(logits_NR[:, :count], self.num_active, self.normalise)

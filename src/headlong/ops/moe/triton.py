@@ -36,14 +36,14 @@ from headlong.ops.triton_launch import LAUNCH_OPTIONS
 from headlong.quant.format import Weight
 
 BLOCK_M, FEW_BLOCK_M = 16, 8
-"""Pairs of one expert that a program multiplies at once; and of weights of 8 bits where there are so few tokens, if the
-device gives them the same bits. For others that is no quicker."""
+"""The pairs of one expert that a program multiplies at once; and the smaller number for 8-bit weights and few tokens,
+if the device gives them the same bits. For other weights that is no quicker."""
 ROUTED_TOKENS = 1
-"""Tokens that a program routes; if these are all, it groups their pairs too."""
+"""The tokens that a program routes; if these are all, it groups their pairs too."""
 GROUPED_PAIRS = 16
-"""Pairs that a program of the grouping sorts."""
+"""The pairs that a program of the grouping sorts."""
 COMBINED = 256
-"""Outputs whose experts a program adds."""
+"""The outputs whose experts a program adds."""
 
 
 class GroupedGemmConfig(NamedTuple):
@@ -56,7 +56,7 @@ class GroupedGemmConfig(NamedTuple):
 
 
 def grouped_gemm_config(layout: WeightLayout, *, gated: bool) -> GroupedGemmConfig:
-    """The quickest of the configurations that were measured, from one token to sixty-four."""
+    """Returns the quickest of the configurations that were measured, from one token to sixty-four."""
     columns = columns_at_once(layout.bits)
     if layout.bits == 8 and gated:
         return GroupedGemmConfig(32, columns, num_warps=2, num_stages=4)
@@ -69,21 +69,21 @@ class StackedWeight:
 
     layout: WeightLayout
     dtype: torch.dtype
-    """What is multiplied in."""
+    """The dtype that is multiplied in."""
     num_outs: int
     num_ins: int
     config: GroupedGemmConfig
     gated: bool
     codes: Tensor
-    """Of each expert as in a `GemmWeight`."""
+    """The codes of each expert, laid out as in a `GemmWeight`."""
     scales: Tensor | None
-    """Of each expert as in a `GemmWeight`."""
+    """The scales of each expert, laid out as in a `GemmWeight`."""
     offsets_EGO: Tensor | None
     row_scales_EO: Tensor | None
 
     @classmethod
     def like(cls, weight: GemmWeight, count: int, *, gated: bool) -> "StackedWeight":
-        """Uninitialised, for so many experts whose weights are like this one."""
+        """Makes uninitialised tensors for so many experts whose weights are like this one."""
         config = grouped_gemm_config(weight.layout, gated=gated)
         tensors = [None if part is None else part.new_empty(count, *part.shape) for part in _tensors(weight)]
         return cls(weight.layout, weight.dtype, weight.num_outs, weight.num_ins, config, gated, *tensors)
@@ -97,7 +97,7 @@ class StackedWeight:
 
     @property
     def parts(self) -> int:
-        """2 where the outputs are gates, then as many ups."""
+        """Returns 2 where the outputs are gates, then as many ups; else 1."""
         return 2 if self.gated else 1
 
     @property
@@ -109,7 +109,7 @@ class StackedWeight:
         self, given: Normed, blocks_B3: Tensor, pairs_P: Tensor, pairs_per_input: int, dtype: torch.dtype, *,
         blocks_ready: bool = False, block_m: int = BLOCK_M,
     ) -> Tensor:  # fmt: skip
-        """What each pair's expert gives, in `dtype`; `pairs_per_input` pairs have one row of what is given.
+        """Computes what each pair's expert gives, in `dtype`; `pairs_per_input` pairs share one row of the inputs.
         `blocks_ready` says that what was launched last is another grouped GEMM of these blocks, `block_m` how many
         pairs a block can have."""
         layout, config, codes, scales = self.layout, self.config, self.codes, self.scales
@@ -145,13 +145,13 @@ class TritonExperts:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What inputs are multiplied in."""
+        """The dtype that inputs are multiplied in."""
         return self.gate_up.dtype
 
     @classmethod
     def load(cls, weights: MoeWeights, dtype: torch.dtype) -> "TritonExperts | str":
-        """Expert by expert, so that little is held twice; or the reason why somebody else must serve. Packed weights
-        are multiplied in `dtype`."""
+        """Loads expert by expert, so that little is held twice; or returns the reason why another backend must serve.
+        Packed weights are multiplied in `dtype`."""
         stacks: list[StackedWeight] = []
         first = shared = None
         for expert in range(weights.num_experts):
@@ -173,9 +173,8 @@ class TritonExperts:
     def __call__(
         self, given: Normed, logits_NR: Tensor, shared_ND: Tensor | None, to_ND: Tensor, then: Norm
     ) -> tuple[Tensor, Normed]:
-        """The experts' sum added to `to_ND`, in float32, and what the norm `then` makes of that. `logits_NR` are the
-        router's, then the shared expert's gate; `shared_ND` is what that expert gives, where it is not among the
-        others."""
+        """Adds the experts' outputs to `to_ND`, in float32, and applies the norm `then`. `logits_NR` are the router's,
+        then the shared expert's gate; `shared_ND` is what that expert gives, where it is not among the others."""
         assert (shared_ND is None) == self.has_shared
         x_ND, partial_norm = gemm_input(given)
         x_ND, to_ND = x_ND.to(self.gate_up.dtype).contiguous(), to_ND.contiguous()
@@ -192,7 +191,7 @@ class TritonExperts:
         return out_ND, then(out_ND) if then_partial is None else then_partial
 
     def _routed(self, given: Normed, logits_NR: Tensor) -> tuple[Tensor, Tensor]:
-        """The probabilities of each token's experts, and what each pair's expert gives."""
+        """Returns the probabilities of each token's experts, and what each pair's expert gives."""
         _, probs_NR, blocks_B3, pairs_P = self.route(logits_NR)
         up_m, down_m = (block_m_for(len(logits_NR), stack) for stack in (self.gate_up, self.down))
         mid_PI = self.gate_up.grouped_gemm(
@@ -204,8 +203,8 @@ class TritonExperts:
         return probs_NR, y_PO
 
     def route(self, logits_NR: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The expert of each pair; the probabilities of each token's experts, the shared one's last; the blocks, and
-        the pairs sorted by expert."""
+        """Returns the expert of each pair; the probabilities of each token's experts, the shared one's last; the
+        blocks; and the pairs sorted by expert."""
         tokens, active = len(logits_NR), self.num_active
         experts_P = logits_NR.new_empty(tokens * self.ranks, dtype=torch.int32)
         probs_NR = logits_NR.new_empty((tokens, active + 1), dtype=torch.float32)
@@ -222,7 +221,7 @@ class TritonExperts:
         return experts_P, probs_NR, blocks_B3, pairs_P
 
     def group(self, experts_P: Tensor) -> tuple[Tensor, Tensor]:
-        """Blocks, each an expert, its first sorted pair and their number; and the pairs, sorted by expert."""
+        """Returns blocks, each an expert, its first sorted pair and their number; and the pairs, sorted by expert."""
         count = len(experts_P)
         blocks_B3, pairs_P = self._empty_blocks(experts_P)
         kernels.group_kernel[(triton.cdiv(count, GROUPED_PAIRS),)](
@@ -233,7 +232,7 @@ class TritonExperts:
         return blocks_B3, pairs_P
 
     def _most_blocks(self, num_pairs: int) -> int:
-        """Blocks that there can be, if they are numbered by expert."""
+        """The most blocks that there can be, if they are numbered by expert."""
         return (num_pairs - 1) // BLOCK_M + self.num_experts + self.has_shared
 
     def _is_sparse(self, num_pairs: int) -> bool:
@@ -241,7 +240,7 @@ class TritonExperts:
         return num_pairs <= self._most_blocks(num_pairs)
 
     def _empty_blocks(self, experts_P: Tensor) -> tuple[Tensor, Tensor]:
-        """Tensors for blocks, and for sorted pairs."""
+        """Makes tensors for blocks, and for sorted pairs."""
         count = len(experts_P)
         if self._is_sparse(count):
             blocks_B3 = experts_P.new_empty((count, 3))
@@ -251,7 +250,7 @@ class TritonExperts:
 
 
 def block_m_for(num_tokens: int, stack: StackedWeight) -> int:
-    """How many pairs of an expert are multiplied at once: it has no more than there are tokens."""
+    """Returns how many pairs of an expert are multiplied at once: an expert has no more than there are tokens."""
     if num_tokens > FEW_BLOCK_M or stack.layout.bits != 8 or INTERPRETED.value:
         return BLOCK_M
     same = _few_give_same_bits(stack.layout, stack.dtype, stack.codes.device, gated=stack.gated)
@@ -262,7 +261,7 @@ def block_m_for(num_tokens: int, stack: StackedWeight) -> int:
 def _few_give_same_bits(
     layout: WeightLayout, dtype: torch.dtype, device: torch.device, *, gated: bool
 ) -> bool:
-    """Whether few pairs at once have the bits of many. Nothing promises it, so it is tried once for each layout."""
+    """Whether few pairs at once have the bits of many. Nothing promises that, so it is tried once for each layout."""
     generator = torch.Generator(device).manual_seed(0)
     weight = random_weight(layout, dtype, generator)
     stack = StackedWeight.like(weight, 1, gated=gated)
@@ -282,7 +281,7 @@ def _tensors(weight: GemmWeight) -> tuple[Tensor | None, ...]:
 
 
 def _gemm_weights(weights: ExpertWeights, dtype: torch.dtype) -> list[GemmWeight] | str:
-    """The weight of gate and up, and that of down; or the reason why there are none."""
+    """Returns the weight of gate and up, and that of down; or the reason why there are none."""
     found = [_gemm_weight(weights.gate_up, dtype), _gemm_weight([weights.down], dtype)]
     reasons = [weight for weight in found if isinstance(weight, str)]
     return reasons[0] if reasons else [weight for weight in found if isinstance(weight, GemmWeight)]

@@ -153,11 +153,11 @@ def grouped_gemm_kernel(
     PARTS: tl.constexpr, BLOCKS_READY: tl.constexpr, ONE_INPUT: tl.constexpr, BLOCK_SQUARES: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """A tile of an expert's outputs for the pairs of a block. PAIRS_PER_INPUT pairs, one after the other, have one
-    input, by whose norm sums are divided where there are `squares`; with ONE_INPUT all pairs have the same. Two PARTS
-    are gates, then as many ups, and silu(gate) · up is stored. BLOCKS_READY promises that the blocks were there
-    before the kernel before began, and that it waited before it launched its dependents: only the inputs have to be
-    waited for."""
+    """Multiplies a tile of an expert's outputs for the pairs of a block. PAIRS_PER_INPUT pairs, one after the other,
+    have one input, by whose norm sums are divided where there are `squares`; with ONE_INPUT all pairs have the same.
+    Two PARTS are gates, then as many ups, and silu(gate) · up is stored. BLOCKS_READY promises that the blocks were
+    there before the kernel before this one began, and that it waited before it launched its dependents: only the inputs
+    have to be waited for."""
     HALVES: tl.constexpr = LAYOUT.codes_per_word
     INTERLEAVE: tl.constexpr = LAYOUT.interleave
     if not BLOCKS_READY:
@@ -221,8 +221,8 @@ def combine_experts_kernel(
     norm_weight_ptr, normed_ptr, normed_squares_ptr, num_normed_squares, size,
     A: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK outputs of a token: its experts' by rank, each times its probability, the shared one's last, plus the
-    residual; and the partial norm of that where there is a norm's weight."""
+    """Combines BLOCK outputs of a token: its experts' by rank, each times its probability, the shared one's last, plus
+    the residual; and the partial norm of that where there is a norm's weight."""
     launch_dependents()
     token = tl.program_id(1).to(tl.int64)
     outs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -9,10 +9,10 @@ from headlong.quant.format import Weight
 
 
 class ExpertWeights(NamedTuple):
-    """down(silu(gate x) · up x)"""
+    """The weights of a layer's experts, each of which computes down(silu(gate x) · up x)."""
 
     gate_up: list[Weight]
-    """One below the other."""
+    """The weights of gate and up, one below the other."""
     down: Weight
 
 
@@ -22,7 +22,8 @@ class MoeWeights:
     num_active: int
     normalise: bool
     load: Callable[[int], ExpertWeights]
-    """An expert's weights, as often as they are asked for: whoever cannot take them all leaves them to the next."""
+    """Loads an expert's weights, as often as they are asked for: a backend that cannot take them all leaves them to the
+    next."""
     shared: ExpertWeights
     """The weights of the shared expert, which every token is routed to."""
     shards: tuple[Shard, Shard] = (Shard.OUTPUT, Shard.INPUT)

@@ -8,7 +8,7 @@ from headlong.ops.norm.reference import RmsNorm
 
 
 class NativeRmsNorm:
-    """float32 in, float32 out."""
+    """RMSNorm as one native call: float32 in, float32 out."""
 
     def __init__(self, norm: RmsNorm) -> None:
         self.weight = norm.weight

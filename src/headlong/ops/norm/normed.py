@@ -15,24 +15,24 @@ class PartialNorm:
     """Rows that are still to be divided by their lengths."""
 
     x_ND: Tensor
-    """x · weight, as narrow as GEMMs take it."""
+    """The product x · weight, as narrow as GEMMs take it."""
     squares_NP: Tensor
     """Sums of the squares of x, in parts."""
     eps: float
-    """Added to the sum of all squares of a row."""
+    """A number that is added to the sum of all squares of a row."""
 
     def some(self, tokens: slice) -> "PartialNorm":
-        """The rows of these tokens alone."""
+        """Returns the rows of these tokens alone."""
         return PartialNorm(self.x_ND[tokens], self.squares_NP[tokens], self.eps)
 
 
 Normed = Tensor | PartialNorm
-"""What a linear is given."""
+"""What a linear takes: normed states, or a partial norm."""
 Norm = Callable[[Tensor], Tensor]
 """A norm of whole hidden states. A GEMM whose epilogue is given one may leave its second half to the next GEMM."""
 
 
 def whole(normed: Normed) -> Tensor:
-    """Normed states for a linear that takes nothing else: nobody gives it a `PartialNorm`."""
+    """Returns normed states, for a linear that takes nothing else: it is never given a `PartialNorm`."""
     assert isinstance(normed, Tensor), "only Triton's GEMMs take what is normed in part"
     return normed

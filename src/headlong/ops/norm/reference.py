@@ -13,7 +13,7 @@ class RmsNorm:
     """
 
     def __init__(self, weight: Tensor, eps: float) -> None:
-        """`weight` multiplies as it is: 1 already added where a family stores it zero-centred."""
+        """`weight` multiplies as it is: 1 is already added where a family stores it zero-centred."""
         size = weight.shape[-1]
         self.weight = weight * size**0.5
         self.eps = torch.full((), eps * size, dtype=weight.dtype, device=weight.device)
@@ -22,12 +22,12 @@ class RmsNorm:
         return (x * _inverse_norm(x, self.eps)).mul_(self.weight)
 
     def gated(self, x: Tensor, gate: Tensor) -> Tensor:
-        """Norm first, then the gate."""
+        """Applies the norm first, then the gate."""
         return self(x).mul_(silu(gate))
 
 
 def l2_norm(x: Tensor, eps: Tensor) -> Tensor:
-    """x · (|x|² + eps)^-½"""
+    """Computes x · (|x|² + eps)^-½."""
     return x * _inverse_norm(x, eps)
 
 

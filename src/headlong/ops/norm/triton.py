@@ -25,17 +25,17 @@ from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.triton_launch import LAUNCH_OPTIONS, launch_dependents, wait_for_previous_kernel
 
 PART = 64
-"""Columns of a row whose squares are one sum."""
+"""The number of columns of a row whose squares are one sum."""
 _PART = tl.constexpr(PART)
 
 
 def gemm_input(given: Normed) -> tuple[Tensor, PartialNorm | None]:
-    """What a GEMM multiplies, and the partial norm whose |x| its sums are still to be divided by."""
+    """Returns what a GEMM multiplies, and the partial norm whose |x| its sums are still to be divided by."""
     return (given.x_ND, given) if isinstance(given, PartialNorm) else (given, None)
 
 
 def norm_args(partial: PartialNorm | None) -> dict[str, object]:
-    """Arguments of kernels whose sums are divided by |x|, or need not be."""
+    """Returns the arguments of kernels whose sums are divided by |x|, or need not be."""
     if partial is None:
         return {"squares_ptr": None, "norm_eps": 0.0, "num_squares": 1, "BLOCK_SQUARES": 1}
     num_squares = partial.squares_NP.shape[1]
@@ -76,8 +76,8 @@ def _pairwise_sum_of_columns(x_SM, SIZE: tl.constexpr, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def load_squares(squares_ptr, token, num_squares, BLOCK_SQUARES: tl.constexpr):
-    """A token's sums of squares, or zeros where nothing has to be divided. To be loaded together with what will be
-    divided: adding them takes a barrier, and what is loaded behind that comes a whole way to memory later."""
+    """Loads a token's sums of squares, or zeros where nothing has to be divided. Load them together with what will be
+    divided: adding them takes a barrier, and a load after that barrier waits for memory once more."""
     part = tl.arange(0, BLOCK_SQUARES)
     if squares_ptr is None:
         return tl.zeros((BLOCK_SQUARES,), tl.float32)
@@ -88,7 +88,7 @@ def load_squares(squares_ptr, token, num_squares, BLOCK_SQUARES: tl.constexpr):
 
 @triton.jit
 def inverse_norm(squares_ptr, squares_S, norm_eps, BLOCK_SQUARES: tl.constexpr):
-    """1 / |x| of a token, or 1 where nothing has to be divided. [1]"""
+    """Computes 1 / |x| of a token, [1], or 1 where nothing has to be divided."""
     if squares_ptr is None:
         return tl.full((1,), 1.0, tl.float32)
     else:
@@ -100,7 +100,7 @@ def inverse_norm(squares_ptr, squares_S, norm_eps, BLOCK_SQUARES: tl.constexpr):
 def load_squares_of_tokens(
     squares_ptr, token_M, is_token_M, num_squares, BLOCK_SQUARES: tl.constexpr, BLOCK_M: tl.constexpr
 ):
-    """The sums of squares of several tokens, [BLOCK_SQUARES, BLOCK_M]."""
+    """Loads the sums of squares of several tokens, [BLOCK_SQUARES, BLOCK_M]."""
     part = tl.arange(0, BLOCK_SQUARES)
     if squares_ptr is None:
         return tl.zeros((BLOCK_SQUARES, BLOCK_M), tl.float32)
@@ -112,7 +112,7 @@ def load_squares_of_tokens(
 
 @triton.jit
 def inverse_norms(squares_SM, norm_eps, BLOCK_SQUARES: tl.constexpr, BLOCK_M: tl.constexpr):
-    """1 / |x| of several tokens, [1, BLOCK_M]."""
+    """Computes 1 / |x| of several tokens, [1, BLOCK_M]."""
     return tl.rsqrt(_pairwise_sum_of_columns(squares_SM, BLOCK_SQUARES, BLOCK_M) + norm_eps)
 
 
@@ -143,12 +143,12 @@ def _rms_norm_kernel(x_ptr, weight_ptr, eps, out_ptr, D: tl.constexpr, BLOCK: tl
 
 
 class TritonRmsNorm:
-    """RMSNorm of float32 rows; what comes out is of `dtype`."""
+    """RMSNorm of float32 rows, with results of `dtype`."""
 
     def __init__(
         self, norm: RmsNorm, dtype: torch.dtype = torch.float32, gemms_only: Callable[[], bool] | None = None
     ) -> None:
-        """`gemms_only` says whether what comes out goes only into GEMMs that take a partial norm."""
+        """`gemms_only` says whether the results go only into GEMMs that take a partial norm."""
         self.dtype = dtype
         self.weight = norm.weight
         self.eps = float(norm.eps)
@@ -156,7 +156,7 @@ class TritonRmsNorm:
 
     @property
     def may_be_partial(self) -> bool:
-        """Whether the division by |x| may be left to those who take what comes out."""
+        """Whether the division by |x| may be left to those who take the results."""
         return self._gemms_only is not None and self._gemms_only()
 
     def __call__(self, x_ND: Tensor) -> Tensor:
@@ -172,7 +172,8 @@ class TritonRmsNorm:
 
 
 def empty_partial_norm(then: Norm | None, like_ND: Tensor) -> PartialNorm | None:
-    """Tensors for an epilogue to store the partial norm in, if `then` is a norm that may be partial; else None."""
+    """Makes tensors for an epilogue to store the partial norm in, if `then` is a norm that may be partial; else returns
+    None."""
     if not (isinstance(then, TritonRmsNorm) and then.may_be_partial):
         return None
     squares_NP = like_ND.new_empty((len(like_ND), triton.cdiv(like_ND.shape[1], PART)), dtype=torch.float32)
@@ -182,8 +183,8 @@ def empty_partial_norm(then: Norm | None, like_ND: Tensor) -> PartialNorm | None
 def partial_norm_args(
     then: Norm | None, partial: PartialNorm | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, int]:
-    """Arguments of kernels that store a partial norm, or none: the norm's weight, the normed rows, the sums of squares
-    and their number."""
+    """Returns the arguments of kernels that store a partial norm, or none: the norm's weight, the normed rows, the sums
+    of squares and their number."""
     if partial is None:
         return None, None, None, 1
     assert isinstance(then, TritonRmsNorm)

@@ -17,31 +17,31 @@ from headlong.types import Rows
 
 BLOCK = 4
 HEAD_ALIGN = 16
-"""Heads are padded to this: matmuls treat rows alike only where they fill whole vectors."""
+"""The multiple to which heads are padded: matmuls treat rows alike only where they fill whole vectors."""
 MAX_GATHER = 1 << 20
-"""Key positions gathered at a time; bounds the memory of long prompts."""
+"""The number of key positions gathered at a time, which bounds the memory of long prompts."""
 
 
 @dataclass(frozen=True)
 class BlockGroup:
-    """Blocks that are attended together: B blocks, up to P pages each, pages of S positions."""
+    """Blocks that are attended to together: B blocks, up to P pages each, pages of S positions."""
 
     blocks: slice
     pages_BP: Tensor
     hidden: Tensor
-    """[B, P, 1, Q, 1, S]: positions a query must not see."""
+    """The mask [B, P, 1, Q, 1, S] of positions that a query must not see."""
     unwritten: Tensor
-    """[B, P, 1, S, 1]: positions past the whole block; whatever lies there, 0 times it must be 0."""
+    """The mask [B, P, 1, S, 1] of positions past the whole block; whatever is stored there, 0 times it must be 0."""
 
 
 @dataclass(frozen=True)
 class PreparedAttention(PreparedStep):
-    """Where a step's tokens lie. Each row's queries are cut into blocks of up to `BLOCK`."""
+    """The places of a step's tokens. Each row's queries are cut into blocks of up to `BLOCK`."""
 
     token_BQ: Tensor
     """Flat index of each query; padding repeats a token of the block."""
     place_N: Tensor
-    """Where flat token n stands in the flattened [B, Q]."""
+    """The place of each flat token in the flattened [B, Q]."""
     write_page_N: Tensor
     write_offset_N: Tensor
     groups: tuple[BlockGroup, ...]
@@ -78,7 +78,7 @@ def prepare(step: Rows, pages_RP: Tensor, page_size: int) -> PreparedAttention:
 
 
 def _spans(num_pages: list[int], page_size: int) -> list[tuple[int, int, int]]:
-    """(first block, last, most pages) of groups that stay within `MAX_GATHER`."""
+    """Yields (first block, last, most pages) of groups that stay within `MAX_GATHER`."""
     spans, first, width = [], 0, 0
     for last, pages in enumerate(num_pages):
         wider = max(width, pages)
@@ -105,7 +105,7 @@ def write(cache: Tensor, x_NHD: Tensor, prepared: PreparedAttention) -> None:
 
 
 def attend(q_NHD: Tensor, keys: Tensor, values: Tensor, prepared: PreparedAttention) -> Tensor:
-    """softmax(q kᵀ) v over each token's own positions 0…its own; queries come scaled."""
+    """Computes softmax(q kᵀ) v over each token's own positions 0…its own; queries come scaled."""
     num_tokens, num_heads, head_dim = q_NHD.shape
     missing = keys.shape[-1] - head_dim
     if missing:

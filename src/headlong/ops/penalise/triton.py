@@ -15,16 +15,17 @@ import triton.language as tl
 from torch import Tensor
 
 from headlong.ops.triton_launch import LAUNCH_OPTIONS, launch_dependents_and_wait
-from headlong.ops.triton_step import MENTIONED
+from headlong.ops.triton_step import SEEN_IN_PROMPT
 
 BLOCK = 1024
 UNFUSED = {"enable_fp_fusion": False}
-_PRODUCED = tl.constexpr(MENTIONED - 1)
+_PRODUCED = tl.constexpr(SEEN_IN_PROMPT - 1)
 
 
 @triton.jit
 def _penalised(x, change_ptr, counts_ptr, drafts_ptr, num_produced, index, mask):
-    """Logits after the penalties of a slot, by its counts; its first `num_produced` drafts count as produced."""
+    """Applies the penalties of a slot to logits, by its counts; the first `num_produced` of its drafts count as
+    produced."""
     if tl.load(change_ptr + 3) != 0:
         known = tl.load(counts_ptr + index, mask=mask, other=0)
         count = known & _PRODUCED
@@ -40,7 +41,7 @@ def _penalised(x, change_ptr, counts_ptr, drafts_ptr, num_produced, index, mask)
 
 @triton.jit
 def _biased(x, change_ptr, biases_ptr, index, mask):
-    """Logits plus the biases of a slot, if it has any."""
+    """Adds the biases of a slot to logits, if it has any."""
     if tl.load(change_ptr + 4) != 0:
         x += tl.load(biases_ptr + index, mask=mask, other=0.0)
     return x
@@ -70,9 +71,7 @@ def penalise(
     logits_NV: Tensor, slots_R: Tensor, changes_S5: Tensor, counts_SV: Tensor | None, bias_SV: Tensor | None,
     drafts_RK: Tensor,
 ) -> Tensor:  # fmt: skip
-    """New logits. The last of a row's stand after all its drafts, each of the others after one less. `changes_S5`:
-    penalties of repetition, presence and frequency, whether there are any, and whether there is a bias; slots without
-    are left as they are, whatever is counted there. No counts or no biases: none of these slots has any."""
+    """Returns new logits, as `penalise` in penalise/reference.py does."""
     assert logits_NV.dtype == torch.float32 and logits_NV.stride(1) == 1 and drafts_RK.is_contiguous()
     (lines, size), (rows, num_drafts) = logits_NV.shape, drafts_RK.shape
     out_NV = torch.empty(lines, size, dtype=torch.float32, device=logits_NV.device)
@@ -96,8 +95,7 @@ def _count_kernel(last_ptr, slots_ptr, chosen_ptr, counts_ptr, size, each, BLOCK
 
 
 def count(last_R: Tensor, slots_R: Tensor, chosen_N: Tensor, counts_SV: Tensor) -> None:
-    """Adds each row's tokens up to the last that stands, which is `last_R` among all; those of slot 0, where rows are
-    that have ended, are nobody's."""
+    """Adds each row's tokens to the counts, as `count` in penalise/reference.py does."""
     rows, each = len(slots_R), len(chosen_N) // len(slots_R)
     _count_kernel[(rows,)](
         last_R, slots_R, chosen_N, counts_SV, counts_SV.shape[1], each,

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 TABLE, LARGEST_TABLE = 1 << 10, 1 << 15
-"""Positions that are looked up: at first, and at most."""
+"""The number of positions that are looked up in a table: at first, and at most."""
 
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Waves that turned fewer than `low_freq_factor` times in the original context are stretched by `factor`, those
-    that turned more than `high_freq_factor` times are left alone, and between the two it goes over smoothly."""
+    """Scaling as Llama 3 does it: waves that turned fewer than `low_freq_factor` times in the original context are
+    stretched by `factor`, those that turned more than `high_freq_factor` times are left alone, and between the two the
+    factor changes smoothly."""
 
     factor: float
     low_freq_factor: float
@@ -42,9 +43,10 @@ class Rotary:
 
     inv_freq: Tensor
     swap_D: Tensor
-    """Which element of the head each one is mixed with."""
+    """The element of the head that each element is mixed with."""
     axis_D: Tensor | None = None
-    """Which of a token's positions turns each element of the head; None where tokens have one position alone."""
+    """The number, among a token's positions, of the one that turns each element of the head; None where tokens have one
+    position alone."""
     tables: dict[torch.dtype, "Angles"] = field(default_factory=dict, compare=False, repr=False)
     """Tables of the rotations of the first positions, by dtype."""
 
@@ -58,8 +60,8 @@ class Rotary:
         factors: Tensor | None = None,
         sections: Sequence[int] = (),
     ) -> "Rotary":
-        """`factors` are one divisor for each frequency. `sections` say how many frequencies each of a token's
-        positions turns: they take turns, and the first position turns all that the others leave."""
+        """Makes a rotation. `factors` are one divisor for each frequency. `sections` say how many frequencies each of a
+        token's positions turns: they take turns, and the first position turns all that the others leave."""
         exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
         half = rotary_dim // 2
         swap = [*range(half, rotary_dim), *range(half), *range(rotary_dim, head_dim)]
@@ -71,7 +73,8 @@ class Rotary:
 
 
 def _axes(sections: Sequence[int], half: int, head_dim: int) -> Tensor:
-    """Of each element of a head, whose rotary part are two halves of the same frequencies."""
+    """Returns, for each element of a head, which position turns it; the rotary part is two halves of the same
+    frequencies."""
     axis_F = torch.zeros(half, dtype=torch.long)
     for axis, count in enumerate(sections[1:], start=1):
         axis_F[axis : count * len(sections) : len(sections)] = axis
@@ -88,7 +91,7 @@ class Angles:
     rotary_dim: int
 
     def part(self, first: int, last: int) -> "Angles":
-        """The rotations of the tokens first … last − 1."""
+        """Returns the rotations of the tokens first … last − 1."""
         return self.picked(slice(first, last))
 
     def picked(self, tokens: Tensor | slice) -> "Angles":
@@ -96,9 +99,10 @@ class Angles:
 
 
 def angles(positions: Tensor, rotary: Rotary, dtype: torch.dtype, last: int | None = None) -> Angles:
-    """From a table that grows: looking up is quicker than computing, and a position's bits are always the same ones.
-    `positions` are [N], or [A, N] where each token has A of them; A equal ones are as good as one. `last` is the
-    largest of them, or more; without it they are asked, for which a GPU would stand still."""
+    """Returns rotations from a table that grows: looking up is quicker than computing, and a position's bits are always
+    the same ones. `positions` are [N], or [A, N] where each token has A of them; A equal ones are as good as one.
+    `last` is the largest of them, or more; without it the tensor is asked, for which a GPU would have to be waited
+    for."""
     last = int(positions.max()) if last is None else last
     if last >= LARGEST_TABLE:
         return _angles(positions, rotary, dtype)

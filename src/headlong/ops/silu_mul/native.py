@@ -6,7 +6,7 @@ from headlong.ops import native
 
 
 def silu_mul(gate_up_NI: Tensor) -> Tensor:
-    """silu(gate) · up, with gate and up side by side."""
+    """Computes silu(gate) · up, with gate and up side by side."""
     rows, double = gate_up_NI.shape
     out = gate_up_NI.new_empty(rows, double // 2)
     native.kernel("headlong_silu_mul")(

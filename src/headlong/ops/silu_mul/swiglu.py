@@ -8,7 +8,7 @@ from headlong.ops.norm.normed import Norm, Normed
 
 
 class SwiGlu:
-    """`gate_up` gives the gate and what it gates side by side."""
+    """A feed-forward whose `gate_up` gives the gate and what it gates side by side."""
 
     def __init__(self, gate_up: Linear, down: Linear, silu_mul: SiluMul, dtype: torch.dtype) -> None:
         """`silu_mul` serves where `gate_up` has no epilogue for it; one that has gives `dtype`."""
@@ -21,9 +21,9 @@ class SwiGlu:
         return self.down(self.gated(given))
 
     def add_to(self, given: Normed, residual_ND: Tensor, then: Norm) -> tuple[Tensor, Normed]:
-        """Added to `residual_ND`, and what `then` makes of that."""
+        """Adds the feed-forward to `residual_ND`, and applies `then`."""
         return self.down.add_to(self.gated(given), residual_ND, then)
 
     def gated(self, given: Normed) -> Tensor:
-        """silu(gate x) · up x"""
+        """Computes silu(gate x) · up x."""
         return self.gate_up.gated(given, self._silu_mul, self._dtype)

@@ -16,7 +16,7 @@ BLOCK = 1024
 
 @triton.jit
 def silu_gated(gate, up):
-    """silu(gate) · up, element by element."""
+    """Computes silu(gate) · up, element by element."""
     return gate / (1.0 + tl.exp(-gate)) * up
 
 
@@ -33,7 +33,7 @@ def _silu_mul_kernel(gate_up_ptr, out_ptr, SIZE: tl.constexpr, BLOCK: tl.constex
 
 
 def silu_mul(gate_up_NI: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """silu(first half of the columns) · second half, in `dtype`."""
+    """Computes silu(first half of the columns) · second half, in `dtype`."""
     assert gate_up_NI.is_contiguous()
     rows, size = gate_up_NI.shape[0], gate_up_NI.shape[1] // 2
     out = gate_up_NI.new_empty(rows, size, dtype=dtype)

@@ -1,4 +1,5 @@
-"""The ops of a step that asks the host for nothing: where its rows are, what they are fed, which drafts stand."""
+"""The ops of a step that asks the host for nothing: where its rows are, what they are fed, which drafts are
+accepted."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,7 +8,7 @@ from torch import Tensor
 
 
 class StepOps(NamedTuple):
-    """One backend's. What each does is said in reference.py."""
+    """The functions of one backend. reference.py says what each does."""
 
     begin: Callable[..., tuple[Tensor, Tensor]]
     look_up: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -15,4 +16,4 @@ class StepOps(NamedTuple):
     accept: Callable[..., Tensor]
     carry: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     count_tokens: Callable[[Tensor, Tensor, Tensor, Tensor], None]
-    """Of ops/penalise: what stands is added to what penalised rows have seen."""
+    """The counting of ops/penalise: adds tokens that are valid to what penalised rows have seen."""

@@ -1,8 +1,8 @@
-"""How a step begins and ends where its rows are: what they are fed, which drafts stand, where the next step goes on.
+"""How a step that asks the host for nothing begins and ends, in plain torch: what step/triton.py does in kernels.
 
-The host runs `num_accepted` on lists it has read back. The rest is what a device does for itself, in plain torch: rows
-whose place the host does not tell (start below 0) go on where the step before left them, and a row that has ended by
-then is computed at place 0, where nobody looks.
+The host itself runs only `num_accepted`, on lists that it has read back. Rows whose start the host does not know (start
+below 0) resume where the step before left them, and a row that has ended by then is computed at position 0 of slot 0,
+which belongs to nobody.
 
 R rows of K drafts, J = K + 1 tokens each, N in all; S slots; P pages of a row; X positions of all passes.
 """
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from headlong.ops.penalise.reference import count
 from headlong.ops.step.ops import StepOps
+from headlong.ops.triton_step import ENDED
 
 
 def num_accepted(tokens: Sequence[int], drafts: Sequence[int]) -> int:
@@ -27,51 +28,56 @@ def num_accepted(tokens: Sequence[int], drafts: Sequence[int]) -> int:
 
 
 def begin(
-    given_R4: Tensor, place_S2: Tensor, pages_SP: Tensor, table_PR6: Tensor, position_X: Tensor,
+    rows_R4: Tensor, resume_S2: Tensor, pages_SP: Tensor, tables_PR6: Tensor, position_X: Tensor,
     num_pages: int, num_drafts: int, times: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Fills in where every row is, in the target's table and positions (pass 0) and the head's (a token a row, a
-    position further each time); gives the rows' slots [R] and their first pages. `given_R4`: slot, start, drafts to
-    replay, drafts."""
-    num_rows, padded, each = len(given_R4), table_PR6.shape[1], 1 + num_drafts
+    """Fills in where every row is, in the tables and positions of all passes: pass 0 is the target's, the others are
+    the head's, each of one token a row at the next position. Returns the rows' slots [R] and their first pages.
+
+    `rows_R4` has each row's slot, start, drafts to replay and drafts; `resume_S2` each slot's next start and drafts to
+    replay."""
+    num_rows, padded, each = len(rows_R4), tables_PR6.shape[1], 1 + num_drafts
     times[0] = 0
-    slots_R, starts_R, replays_R, _ = given_R4.to(place_S2.device).unbind(1)
+    slots_R, starts_R, replays_R, _ = rows_R4.to(resume_S2.device).unbind(1)
     known_R2 = torch.where(
-        (starts_R < 0)[:, None], place_S2[slots_R.long()], torch.stack((starts_R, replays_R), 1)
+        (starts_R < 0)[:, None], resume_S2[slots_R.long()], torch.stack((starts_R, replays_R), 1)
     )
-    goes_on_R = known_R2[:, 0] >= 0
-    slots_R, known_R2 = slots_R * goes_on_R, known_R2 * goes_on_R[:, None]
-    table_PR6[0, :num_rows, 0], table_PR6[0, :num_rows, 1] = slots_R, known_R2[:, 0]
-    table_PR6[0, :num_rows, 4] = known_R2[:, 1]
-    further_J = torch.arange(each, device=position_X.device)
-    position_X[: num_rows * each] = (known_R2[:, :1] + further_J).flatten().to(position_X.dtype)
+    is_live_R = known_R2[:, 0] >= 0
+    slots_R, known_R2 = slots_R * is_live_R, known_R2 * is_live_R[:, None]
+    tables_PR6[0, :num_rows, 0], tables_PR6[0, :num_rows, 1] = slots_R, known_R2[:, 0]
+    tables_PR6[0, :num_rows, 4] = known_R2[:, 1]
+    offsets_J = torch.arange(each, device=position_X.device)
+    position_X[: num_rows * each] = (known_R2[:, :1] + offsets_J).flatten().to(position_X.dtype)
     first_ahead = len(position_X) - padded * max(num_drafts - 1, 0)
     for index in range(num_drafts - 1):
-        table_PR6[1 + index, :num_rows, 1] = known_R2[:, 0] + index
+        tables_PR6[1 + index, :num_rows, 1] = known_R2[:, 0] + index
         at = first_ahead + index * padded
         position_X[at : at + num_rows] = known_R2[:, 0] + index
     return slots_R.long(), pages_SP[slots_R.long(), :num_pages]
 
 
 def look_up(position_X: Tensor, cos_table: Tensor, sin_table: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of two tables [positions, 1, D]."""
+    """Returns the rows of two tables [positions, 1, D] for these positions."""
     at_X = position_X.long()
     return cos_table[at_X], sin_table[at_X]
 
 
 def feed(slots_R: Tensor, last_token_S: Tensor, drafts_RK: Tensor, times: Tensor) -> Tensor:
-    """The tokens of all rows [N]: each one's last and its drafts."""
+    """Returns the tokens of all rows [N]: each row's last token and its drafts."""
     times[1] = 0
     return torch.cat((last_token_S[slots_R, None], drafts_RK), dim=1).flatten()
 
 
 def accept(
-    given_R4: Tensor, position_X: Tensor, slots_R: Tensor, chosen_N: Tensor, drafts_RK: Tensor, logits_NV: Tensor,
-    stops_SM: Tensor, last_token_S: Tensor, place_S2: Tensor, found_X: Tensor, times: Tensor,
+    rows_R4: Tensor, position_X: Tensor, slots_R: Tensor, chosen_N: Tensor, drafts_RK: Tensor, logits_NV: Tensor,
+    stops_SM: Tensor, last_token_S: Tensor, resume_S2: Tensor, readback_X: Tensor, times: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Leaves each row's last token and place where the next step finds them, and in `found_X` what the host reads: the
-    target's tokens, whether their logits are numbers, how many drafts stand, drafts. Gives the last token that stands
-    of each row, among all. A row ends, for the next step, at a token of `stops_SM` or at logits that are no numbers."""
+    """Accepts each row's drafts up to the first that is not the target's own token in `chosen_N`.
+
+    Stores each row's last token, and where its next step starts (ENDED after a token of `stops_SM`, or after logits
+    that are not finite). Stores in `readback_X` what the host reads: the target's tokens, whether their logits are
+    finite, how many drafts were accepted, and the drafts. Returns the index [R], among all N tokens, of each row's last
+    valid token."""
     (num_rows, num_drafts), total = drafts_RK.shape, len(chosen_N)
     each, times[2] = 1 + num_drafts, 0
     finite_N = logits_NV.gather(1, chosen_N[:, None])[:, 0].isfinite().long()
@@ -81,26 +87,26 @@ def accept(
         finite_N.view(-1, each).tolist(),
     )
     accepted, last = [], []
-    for row, (slot, depth) in enumerate(zip(slots_R.tolist(), given_R4[:, 3].tolist(), strict=True)):
+    for row, (slot, depth) in enumerate(zip(slots_R.tolist(), rows_R4[:, 3].tolist(), strict=True)):
         count = num_accepted(tokens[row], drafts[row][:depth])
         emitted, stops = tokens[row][: count + 1], stops_SM[slot].tolist()
         ends = any(token in stops for token in emitted) or not all(finite[row][: count + 1])
         last_token_S[slot] = emitted[-1]
-        place_S2[slot, 0] = -1 if ends else int(position_X[row * each]) + 1 + count
-        place_S2[slot, 1] = count
+        resume_S2[slot, 0] = ENDED if ends else int(position_X[row * each]) + 1 + count
+        resume_S2[slot, 1] = count
         accepted.append(count)
         last.append(row * each + count)
-    accepted_R = torch.tensor(accepted, device=found_X.device)
+    accepted_R = torch.tensor(accepted, device=readback_X.device)
     parts = torch.cat((chosen_N, finite_N, accepted_R, drafts_RK.flatten()))
     assert len(parts) == 2 * total + num_rows * each
-    found_X[: len(parts)] = parts
+    readback_X[: len(parts)] = parts
     return torch.tensor(last, device=slots_R.device)
 
 
-def carry(out_ND: Tensor, last_R: Tensor, slots_R: Tensor, carry_SD: Tensor, times: Tensor) -> None:
-    """What the head said of each row's last token is where its next draft starts."""
+def carry(hidden_ND: Tensor, last_R: Tensor, slots_R: Tensor, carry_SD: Tensor, times: Tensor) -> None:
+    """Stores the head's hidden state at each row's last valid token, from which its next draft starts."""
     times[3] = 0
-    carry_SD[slots_R] = out_ND[last_R]
+    carry_SD[slots_R] = hidden_ND[last_R]
 
 
 OPS = StepOps(begin, look_up, feed, accept, carry, count)
