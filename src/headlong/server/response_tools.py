@@ -8,7 +8,6 @@ and named. Knows how calls of each are said on the wire, not how they are genera
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from headlong.errors import RequestError
 from headlong.server.schemas import chat
@@ -77,11 +76,12 @@ class OfferedTools:
     def _add(self, tool: Tool, path: str, namespace: str | None = None) -> None:
         match tool:
             case FunctionTool():
-                self._offer(tool.name, tool.description, tool.parameters, Origin(tool.name, path, namespace))
+                function = chat.Function(**tool.model_dump(include=set(chat.Function.model_fields)))
+                self._offer(function, Origin(tool.name, path, namespace))
             case CustomTool():
                 said = f"{tool.description or ''}{_format_note(tool.format)}".strip()
-                origin = Origin(tool.name, path, namespace, custom=True)
-                self._offer(tool.name, said or None, _INPUT_SCHEMA, origin)
+                function = chat.Function(name=tool.name, description=said or None, parameters=_INPUT_SCHEMA)
+                self._offer(function, Origin(tool.name, path, namespace, custom=True))
             case NamespaceTool():
                 for index, own in enumerate(tool.tools):
                     self._add(own, f"{path}.tools[{index}]", tool.name)
@@ -89,14 +89,12 @@ class OfferedTools:
                 if tool.type not in self.left_out:
                     self.left_out.append(tool.type)
 
-    def _offer(
-        self, name: str, description: str | None, parameters: dict[str, Any] | None, origin: Origin
-    ) -> None:
-        offered = self.offered_name(name, origin.namespace)
+    def _offer(self, function: chat.Function, origin: Origin) -> None:
+        offered = self.offered_name(origin.name, origin.namespace)
         if offered in self.origins:
             raise RequestError(f"{origin.path}.name: {offered!r} is taken by another tool; rename one")
-        function = chat.Function(name=offered, description=description, parameters=parameters)
-        self.functions.append(chat.Tool(type="function", function=function))
+        named = function.model_copy(update={"name": offered})
+        self.functions.append(chat.Tool(type="function", function=named))
         self.origins[offered] = origin
 
 
