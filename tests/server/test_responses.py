@@ -108,7 +108,7 @@ class TestText:
         assert response.incomplete_details.reason == "max_output_tokens"
         assert response.usage.output_tokens == LIMIT
         assert response.usage.total_tokens == LIMIT + response.usage.input_tokens
-        assert response.store is False and response.previous_response_id is None
+        assert response.store is True and response.previous_response_id is None
         assert (response.temperature, response.top_p, response.max_output_tokens) == (0.8, 1.0, LIMIT)
         assert response.metrics["speculative_decoding"]["num_draft_tokens"] == response.timings["draft_n"]
         accepted = response.usage.output_tokens_details.accepted_prediction_tokens
@@ -362,11 +362,9 @@ class TestReasoning:
 
 REFUSED = [
     ({"previous_response_id": "resp_1"}, "previous_response_id", "whole conversation in input"),
-    ({"conversation": "conv_1"}, "conversation", "whole conversation in input"),
+    ({"conversation": "conv_1"}, "conversation", "send the conversation in input"),
     ({"background": True}, "background", "stream"),
     ({"prompt": {"id": "p"}}, "prompt", "instructions"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0]", "no built-in tools"),
-    ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools[0]", "no built-in tools"),
     ({"tool_choice": {"type": "web_search_preview"}}, "tool_choice.type", "function"),
     ({"tool_choice": "required"}, "tool_choice", "no tools"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "missing"),

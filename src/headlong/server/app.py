@@ -15,7 +15,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from headlong.server import models, openapi, prometheus, stats, system, tokens
+from headlong.server import models, openapi, prometheus, stats, stored_responses, system, tokens
 from headlong.server.admission_limit import AdmissionLimit
 from headlong.server.auth import Auth, is_loopback
 from headlong.server.chat import chat_completions
@@ -28,6 +28,7 @@ from headlong.server.left_out import IGNORED, UNKNOWN
 from headlong.server.messages import count_tokens, messages
 from headlong.server.observer import Observer
 from headlong.server.pool import ModelPool
+from headlong.server.response_store import ResponseStore
 from headlong.server.responses import responses
 from headlong.server.schemas.chat import ChatRequest
 from headlong.server.schemas.completions import CompletionRequest, DecodeRequest, EncodeRequest
@@ -41,6 +42,15 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/chat/completions", chat_completions, "user", "OpenAI chat", ChatRequest),
     Endpoint("POST", "/v1/completions", completions, "user", "OpenAI completions", CompletionRequest),
     Endpoint("POST", "/v1/responses", responses, "user", "OpenAI responses", ResponsesRequest),
+    Endpoint("GET", "/v1/responses/{response_id}", stored_responses.show, "user", "A stored response"),
+    Endpoint("DELETE", "/v1/responses/{response_id}", stored_responses.delete, "user", "Forget a response"),
+    Endpoint(
+        "GET",
+        "/v1/responses/{response_id}/input_items",
+        stored_responses.input_items,
+        "user",
+        "What a stored response was given",
+    ),
     Endpoint("POST", "/v1/messages", messages, "user", "Anthropic messages", MessagesRequest),
     Endpoint(
         "POST", "/v1/messages/count_tokens", count_tokens, "user", "Tokens of a prompt", CountTokensRequest
@@ -76,7 +86,8 @@ def build_app(settings: Settings, pool: ModelPool, auth: Auth) -> Starlette:
         middleware=_middleware(settings, auth),
         exception_handlers={HTTPException: _as_api_error},
     )
-    app.state.server = Server(settings, pool, auth, limit, Observer(settings, limit, registry), registry)
+    observer, store = Observer(settings, limit, registry), ResponseStore(settings.response_store_bytes)
+    app.state.server = Server(settings, pool, auth, limit, observer, registry, store)
     return app
 
 
@@ -87,7 +98,7 @@ def _middleware(settings: Settings, auth: Auth) -> list[Middleware]:
             Middleware(
                 CORSMiddleware,
                 allow_origins=list(settings.cors_origins),
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["authorization", "content-type", "x-api-key", "anthropic-version"],
                 expose_headers=["x-request-id", IGNORED, UNKNOWN],
             )

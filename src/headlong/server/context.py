@@ -10,6 +10,7 @@ from headlong.server.auth import Auth
 from headlong.server.left_out import LeftOut
 from headlong.server.observer import Observer
 from headlong.server.pool import ModelPool
+from headlong.server.response_store import ResponseStore
 from headlong.server.settings import Settings
 
 
@@ -21,5 +22,6 @@ class Server:
     limit: AdmissionLimit
     observer: Observer
     registry: CollectorRegistry
+    responses: ResponseStore
     left_out: LeftOut = field(default_factory=LeftOut)
     started: float = field(default_factory=time.monotonic)

@@ -5,6 +5,7 @@ Bounded whatever clients send: names are cut and escaped, headers have a length,
 
 import logging
 from collections import OrderedDict
+from collections.abc import Sequence
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -48,6 +49,14 @@ class LeftOut:
         log.info(
             "fields left out", extra={"fields": fields | {name: one for name, one in new.items() if one}}
         )
+
+    def name_tools(self, request: Request, types: Sequence[str]) -> None:
+        """Tools that are not offered to the model, beside the fields that were left out."""
+        if types:
+            headers = getattr(request.state, "field_headers", {})
+            tools = listed(Noted([f"tools[{name}]" for name in types]))
+            ignored = ", ".join(filter(None, [headers.get(IGNORED), tools]))[:MAX_HEADER_CHARS]
+            request.state.field_headers = headers | {IGNORED: ignored}
 
 
 def listed(noted: Noted) -> str:

@@ -1,28 +1,34 @@
-"""`/v1/responses`: OpenAI's newer chat, as far as it goes without storing anything.
+"""`/v1/responses`: OpenAI's newer chat.
 
-Translates the body into a `ChatRequest`; `responses_encoder` says the answer.
+Translates the body into a `ChatRequest`; `responses_encoder` says the answer, `response_store` keeps it, and
+`response_tools` knows what tools are offered as.
 """
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from headlong.errors import RequestError
 from headlong.server.admission import admit
+from headlong.server.blocks import Blocks
 from headlong.server.body import read_json
 from headlong.server.generation import Job
 from headlong.server.model import Model
 from headlong.server.prompting import DRAFTING_FIELDS, chat_job
 from headlong.server.renaming import fields_named
+from headlong.server.response_store import ResponseStore
+from headlong.server.response_tools import OfferedTools, custom_arguments, custom_input
 from headlong.server.responses_encoder import ResponsesEncoder
 from headlong.server.schemas import chat
 from headlong.server.schemas.base import JsonSchema, ResponseFormat, Sampling
 from headlong.server.schemas.responses import (
+    CustomCallItem,
     Format,
     FunctionCallItem,
     FunctionOutputItem,
-    FunctionTool,
     GrammarFormat,
     Item,
     JsonSchemaFormat,
@@ -31,6 +37,7 @@ from headlong.server.schemas.responses import (
     Part,
     PlainFormat,
     ReasoningItem,
+    ReasoningText,
     RegexFormat,
     ResponsesRequest,
     TextPart,
@@ -38,7 +45,6 @@ from headlong.server.schemas.responses import (
 from headlong.server.settings import Settings
 
 _FIELDS = {
-    r"tools\[(\d+)\]\.function": r"tools[\1]",
     "messages": "input: as a chat, messages",
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
@@ -49,19 +55,47 @@ _FIELDS = {
 
 async def responses(request: Request) -> Response:
     body = await read_json(request, ResponsesRequest)
-    settings = request.app.state.server.settings
-    make = partial(_job, body=body, settings=settings, job_id=f"resp_{request.state.id}")
-    with fields_named(_FIELDS):
+    server = request.app.state.server
+    store: ResponseStore = server.responses
+    owner = request.state.caller.name
+    before = _before(store, body, owner)
+    offered = OfferedTools.of(body.tools)
+    server.left_out.name_tools(request, offered.left_out)
+    make = partial(
+        _job,
+        chat_body=as_chat(body, before, offered),
+        settings=server.settings,
+        job_id=f"resp_{request.state.id}",
+    )
+    with fields_named({**offered.renamed, **_FIELDS}):
         model, exchange = await admit(request, body.model, 1, make)
-    encoder = ResponsesEncoder(model, body, exchange.job, exchange.result.choices[0].blocks)
+    blocks = exchange.result.choices[0].blocks
+    given = [*before, *_items(body.input)]
+
+    def keep(response: dict[str, Any]) -> None:
+        store.keep(owner, response, given, made_items(blocks, offered))
+
+    wanted = store.is_on and body.store is not False
+    encoder = ResponsesEncoder(model, body, exchange.job, blocks, offered, keep if wanted else None)
     return exchange.stream(encoder) if body.stream else await exchange.whole(encoder)
 
 
-def _job(model: Model, body: ResponsesRequest, settings: Settings, job_id: str) -> Job:
-    return chat_job(model, as_chat(body), settings, job_id, "responses")
+def _job(model: Model, chat_body: chat.ChatRequest, settings: Settings, job_id: str) -> Job:
+    return chat_job(model, chat_body, settings, job_id, "responses")
 
 
-def as_chat(body: ResponsesRequest) -> chat.ChatRequest:
+def _before(store: ResponseStore, body: ResponsesRequest, owner: str) -> tuple[Item, ...]:
+    """The conversation that the request goes on from."""
+    if body.previous_response_id is None:
+        return ()
+    stored = store.get(body.previous_response_id, owner, "previous_response_id")
+    return (*stored.given, *stored.made)
+
+
+def as_chat(
+    body: ResponsesRequest, before: Sequence[Item] = (), offered: OfferedTools | None = None
+) -> chat.ChatRequest:
+    offered = offered or OfferedTools.of(body.tools)
     if body.n not in (None, 1):
         raise RequestError("n: a response has one output; remove it, or use /v1/chat/completions")
     if body.speculative is not None and body.speculative.trace:
@@ -73,10 +107,10 @@ def as_chat(body: ResponsesRequest) -> chat.ChatRequest:
         choice = chat.NamedTool(type="function", function=chat.NamedFunction(name=choice.name))
     format = body.text.format if body.text is not None else None
     return chat.ChatRequest(
-        messages=_messages(body),
+        messages=_messages(body, before, offered),
         model=body.model,
         max_completion_tokens=body.max_output_tokens,
-        tools=None if body.tools is None else [_tool(tool) for tool in body.tools],
+        tools=offered.functions or None,
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=None if format is None else _format(format),
@@ -89,23 +123,48 @@ def as_chat(body: ResponsesRequest) -> chat.ChatRequest:
     )
 
 
-def _messages(body: ResponsesRequest) -> list[chat.Message]:
-    messages = _Messages()
+def _items(given: str | list[Item]) -> list[Item]:
+    return [MessageItem(role="user", content=given)] if isinstance(given, str) else given
+
+
+def made_items(blocks: Blocks, offered: OfferedTools) -> list[Item]:
+    """What a response said, as items that could be sent back."""
+    made: list[Item] = []
+    for block in blocks:
+        match block.type:
+            case "reasoning":
+                text = ReasoningText(type="reasoning_text", text=block.text)
+                made.append(ReasoningItem(type="reasoning", content=[text]))
+            case "text":
+                made.append(MessageItem(role="assistant", content=block.text))
+            case "call":
+                origin = offered.origin(block.name)
+                said = {"call_id": block.call_id, "name": origin.name, "namespace": origin.namespace}
+                if origin.custom:
+                    made.append(
+                        CustomCallItem(type="custom_tool_call", input=custom_input(block.text), **said)
+                    )
+                else:
+                    made.append(FunctionCallItem(type="function_call", arguments=block.text, **said))
+    return made
+
+
+def _messages(body: ResponsesRequest, before: Sequence[Item], offered: OfferedTools) -> list[chat.Message]:
+    messages = _Messages(offered)
     if body.instructions:
         messages.add(chat.Message(role="system", content=body.instructions))
-    if isinstance(body.input, str):
-        messages.add(chat.Message(role="user", content=body.input))
-    else:
-        for place, item in enumerate(body.input):
-            messages.take(item, place)
+    for place, item in enumerate([*before, *_items(body.input)], start=-len(before)):
+        messages.take(item, place)
     return messages.done
 
 
 class _Messages:
-    """Puts together again what one turn of the assistant was split into."""
+    """Puts together again what one turn of the assistant was split into, and the instructions at the beginning: most
+    templates take one system message, first of all."""
 
-    def __init__(self) -> None:
+    def __init__(self, offered: OfferedTools) -> None:
         self.done: list[chat.Message] = []
+        self._offered = offered
 
     def add(self, message: chat.Message) -> None:
         self.done.append(message)
@@ -114,19 +173,31 @@ class _Messages:
         match item:
             case MessageItem(role="assistant"):
                 self._turn("content", "tool_calls").content = _content(item.content)
+            case MessageItem(role="system" | "developer"):
+                self._instruct(_text(item.content))
             case MessageItem():
                 self.add(chat.Message(role=item.role, content=_content(item.content)))
             case ReasoningItem():
                 self._think(item, place)
             case FunctionCallItem():
-                turn = self._turn()
-                function = chat.CalledFunction(name=item.name, arguments=item.arguments)
-                turn.tool_calls = [
-                    *(turn.tool_calls or ()),
-                    chat.ToolCall(id=item.call_id, function=function),
-                ]
+                self._call(item, item.arguments)
+            case CustomCallItem():
+                self._call(item, custom_arguments(item.input))
             case FunctionOutputItem():
                 self.add(chat.Message(role="tool", tool_call_id=item.call_id, content=_content(item.output)))
+
+    def _instruct(self, text: str) -> None:
+        """Instructions before anything else are one message."""
+        if len(self.done) == 1 and self.done[0].role == "system":
+            self.done[0].content = f"{self.done[0].content}\n\n{text}"
+        else:
+            self.add(chat.Message(role="system", content=text))
+
+    def _call(self, item: FunctionCallItem | CustomCallItem, arguments: str) -> None:
+        turn = self._turn()
+        name = self._offered.offered_name(item.name, item.namespace)
+        function = chat.CalledFunction(name=name, arguments=arguments)
+        turn.tool_calls = [*(turn.tool_calls or ()), chat.ToolCall(id=item.call_id, function=function)]
 
     def _turn(self, *without: str) -> chat.Message:
         """The assistant's message that comes last, if it has none of the fields `without`; else a new one."""
@@ -153,11 +224,9 @@ def _content(content: str | list[Part]) -> str | list[chat.Part]:
     return [chat.Part(type="text", text=text) for text in texts]
 
 
-def _tool(tool: FunctionTool) -> chat.Tool:
-    function = chat.Function(
-        name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
-    )
-    return chat.Tool(type="function", function=function)
+def _text(content: str | list[Part]) -> str:
+    parts = _content(content)
+    return parts if isinstance(parts, str) else "".join(part.text or "" for part in parts)
 
 
 def _format(format: Format) -> ResponseFormat:

@@ -5,6 +5,7 @@ A stream's last event holds the object that would have come whole: both are made
 
 import itertools
 import time
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import BaseModel
@@ -16,6 +17,7 @@ from headlong.server.generation import Job, Piece, Result
 from headlong.server.logprobs import TextLogprobs
 from headlong.server.model import Model
 from headlong.server.reply import event
+from headlong.server.response_tools import OfferedTools, custom_input
 from headlong.server.schemas.responses import NamedTool, ResponsesRequest
 
 _PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
@@ -26,12 +28,24 @@ _STEMS = {
 }
 
 
+_CUSTOM = "response.custom_tool_call_input"
+
+
 class ResponsesEncoder:
     """Output items are numbered like the blocks they are made from."""
 
-    def __init__(self, model: Model, body: ResponsesRequest, job: Job, blocks: Blocks) -> None:
-        """`blocks` are those of the one choice, which grow while it is generated."""
-        self._model = model
+    def __init__(
+        self,
+        model: Model,
+        body: ResponsesRequest,
+        job: Job,
+        blocks: Blocks,
+        offered: OfferedTools,
+        keep: Callable[[dict[str, Any]], None] | None,
+    ) -> None:
+        """`blocks` are those of the one choice, which grow while it is generated. `keep` stores the response, where it
+        is to be stored."""
+        self._model, self._offered, self._keep = model, offered, keep
         self._body = body
         self._job = job
         self._created = int(time.time())
@@ -90,7 +104,10 @@ class ResponsesEncoder:
         response |= {"completed_at": int(time.time()), "usage": self._usage(result)}
         if reason == "length":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
-        return response | accounting.figures(result)
+        response |= accounting.figures(result)
+        if self._keep is not None:
+            self._keep(response)
+        return response
 
     def _change(self, change: Change, reason: str | None) -> str:
         block, stem = change.block, _STEMS[change.block.type]
@@ -101,6 +118,8 @@ class ResponsesEncoder:
             case "opened":
                 return self._opened(block, place)
             case "grew":
+                if self._is_custom(block):
+                    return ""  # its text is known once its arguments are whole
                 more = {}
                 if block.type == "text":
                     more["logprobs"] = [] if self._logprobs is None else self._logprobs.more(block.index)
@@ -119,8 +138,11 @@ class ResponsesEncoder:
     def _closed(self, block: Block, place: dict[str, Any], status: str) -> str:
         item = self._item(block, status, self._logprobs)
         stem = _STEMS[block.type]
-        if block.type == "call":
-            text = self._event(f"{stem}.done", **place, name=block.name, arguments=block.text)
+        if self._is_custom(block):
+            text = self._event(f"{_CUSTOM}.delta", **place, delta=item["input"])
+            text += self._event(f"{_CUSTOM}.done", **place, input=item["input"])
+        elif block.type == "call":
+            text = self._event(f"{stem}.done", **place, name=item["name"], arguments=block.text)
         else:
             part = item["content"][0]
             said = {name: part[name] for name in ("text", "logprobs") if name in part}
@@ -133,17 +155,28 @@ class ResponsesEncoder:
         item: dict[str, Any] = {"id": self._item_id(block), "status": status}
         begun = status == "in_progress"
         if block.type == "call":
-            arguments = "" if begun else block.text
-            call = {"call_id": block.call_id, "name": block.name, "arguments": arguments}
-            return item | {"type": "function_call"} | call
+            return item | self._call(block, begun)
         tokens = [] if logprobs is None else logprobs.all(block.index)
         content = [] if begun else [_part(block.type, block.text, tokens)]
         if block.type == "reasoning":
             return item | {"type": "reasoning", "summary": [], "content": content, "encrypted_content": None}
         return item | {"type": "message", "role": "assistant", "content": content}
 
+    def _call(self, block: Block, begun: bool) -> dict[str, Any]:
+        origin, arguments = self._offered.origin(block.name), "" if begun else block.text
+        call: dict[str, Any] = {"call_id": block.call_id, "name": origin.name}
+        if origin.namespace is not None:
+            call["namespace"] = origin.namespace
+        if origin.custom:
+            return {"type": "custom_tool_call", **call, "input": custom_input(arguments)}
+        return {"type": "function_call", **call, "arguments": arguments}
+
+    def _is_custom(self, block: Block) -> bool:
+        return block.type == "call" and self._offered.origin(block.name).custom
+
     def _item_id(self, block: Block) -> str:
-        return f"{_PREFIXES[block.type]}_{self._job.id.removeprefix('resp_')}_{block.index}"
+        prefix = "ctc" if self._is_custom(block) else _PREFIXES[block.type]
+        return f"{prefix}_{self._job.id.removeprefix('resp_')}_{block.index}"
 
     def _event(self, name: str, /, **fields: Any) -> str:
         return event({"type": name, "sequence_number": next(self._sequence)} | fields, name)
@@ -173,9 +206,9 @@ class ResponsesEncoder:
             "tool_choice": _dump(choice) if isinstance(choice, NamedTool) else choice or "auto",
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "truncation": "disabled",
-            "store": False,
+            "store": self._keep is not None,
             "background": False,
-            "previous_response_id": None,
+            "previous_response_id": body.previous_response_id,
             "service_tier": "default",
             "metadata": body.metadata or {},
             "user": body.user,

@@ -108,6 +108,13 @@ class Settings:
         256, "whole", "sequences that may wait for each model; more get 429", low=1, high=1_000_000
     )
     max_body_bytes: int = _limits(8 << 20, "whole", "largest request body", low=1024, high=1 << 30)
+    response_store_bytes: int = _limits(
+        64 << 20,
+        "whole",
+        "memory for responses that later ones go on from; 0 stores none",
+        low=0,
+        high=1 << 34,
+    )
     max_header_bytes: int = _limits(65536, "whole", "largest request head", low=1024, high=1 << 20)
     max_connections: int = _limits(1024, "whole", "open connections; more get 503", low=1, high=1_000_000)
     request_timeout: float = _seconds(600.0, "seconds a request may take in all")

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, Tag
+from pydantic import BaseModel, ConfigDict, Field, Tag
 
 from headlong.server.schemas.base import Sampling, Strict
 from headlong.server.schemas.chat import MAX_TOOLS, FunctionName
@@ -55,13 +55,25 @@ class FunctionCallItem(Strict):
     call_id: ItemId
     name: FunctionName
     arguments: str
+    namespace: FunctionName | None = None
+    id: ItemId | None = None
+    status: Status | None = None
+
+
+class CustomCallItem(Strict):
+    rules: ClassVar[Rules] = fields.ITEM
+    type: Literal["custom_tool_call"]
+    call_id: ItemId
+    name: FunctionName
+    input: str
+    namespace: FunctionName | None = None
     id: ItemId | None = None
     status: Status | None = None
 
 
 class FunctionOutputItem(Strict):
     rules: ClassVar[Rules] = fields.ITEM
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: ItemId
     output: str | list[Part]
     id: ItemId | None = None
@@ -86,16 +98,19 @@ class ReasoningItem(Strict):
 Item = Annotated[
     Annotated[MessageItem, Tag("MessageItem")]
     | Annotated[FunctionCallItem, Tag("FunctionCallItem")]
+    | Annotated[CustomCallItem, Tag("CustomCallItem")]
     | Annotated[FunctionOutputItem, Tag("FunctionOutputItem")]
     | Annotated[ReasoningItem, Tag("ReasoningItem")],
     by_type(
         {
             "message": "MessageItem",
             "function_call": "FunctionCallItem",
+            "custom_tool_call": "CustomCallItem",
             "function_call_output": "FunctionOutputItem",
+            "custom_tool_call_output": "FunctionOutputItem",
             "reasoning": "ReasoningItem",
         },
-        "must be a message, function_call, function_call_output or reasoning item",
+        "must be a message, a reasoning item, or a function_call or custom_tool_call or the output of one",
         default="message",
     ),
 ]
@@ -110,16 +125,68 @@ class FunctionTool(Strict):
     strict: bool | None = None
 
 
+class CustomFormat(Strict):
+    """What the input of a custom tool may be. A grammar is told to the model, not enforced."""
+
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = None
+
+
+class CustomTool(Strict):
+    """A tool that takes text."""
+
+    rules: ClassVar[Rules] = fields.RESPONSE_TOOL
+    type: Literal["custom"]
+    name: FunctionName
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
+class HostedTool(BaseModel):
+    """A tool that OpenAI runs itself. It is not offered, so whatever else it holds does not matter."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: str
+
+
+HOSTED_TOOLS = (
+    *("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"),
+    *("file_search", "code_interpreter", "computer", "computer_use", "computer_use_preview", "mcp"),
+    *("image_generation", "local_shell", "shell", "apply_patch", "tool_search", "programmatic_tool_calling"),
+)
+_CALLED = {"function": "FunctionTool", "custom": "CustomTool"}
+NestedTool = Annotated[
+    Annotated[FunctionTool, Tag("FunctionTool")] | Annotated[CustomTool, Tag("CustomTool")],
+    by_type(_CALLED, "must be a function or a custom tool"),
+]
+
+
+class NamespaceTool(Strict):
+    """Tools under a common name."""
+
+    rules: ClassVar[Rules] = fields.RESPONSE_TOOL
+    type: Literal["namespace"]
+    name: FunctionName
+    description: str | None = None
+    tools: list[NestedTool] = Field(max_length=MAX_TOOLS)
+
+
 Tool = Annotated[
-    Annotated[FunctionTool, Tag("FunctionTool")],
+    Annotated[FunctionTool, Tag("FunctionTool")]
+    | Annotated[CustomTool, Tag("CustomTool")]
+    | Annotated[NamespaceTool, Tag("NamespaceTool")]
+    | Annotated[HostedTool, Tag("HostedTool")],
     by_type(
-        {"function": "FunctionTool"}, "must be a function tool; this server has no built-in tools, remove it"
+        {**_CALLED, "namespace": "NamespaceTool", **dict.fromkeys(HOSTED_TOOLS, "HostedTool")},
+        "must be a function, a custom tool or a namespace of such; offer this one as a function, or remove it",
     ),
 ]
 
 
 class NamedTool(Strict):
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
 
 
@@ -195,6 +262,10 @@ class ResponsesRequest(Sampling):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    previous_response_id: ItemId | None = None
+    """Goes on from a stored response: its conversation comes before the input, its instructions do not."""
+    store: bool | None = None
+    """Whether the response is kept for that; it is, unless this says no."""
     include: list[str] | None = Field(default=None, max_length=32)
     """`message.output_text.logprobs` counts. Reasoning always comes in full and may be sent back as it came; nothing about
     it is encrypted. The others are about tools that are not here."""

@@ -6,7 +6,9 @@ from headlong.server.schemas.rules import Rule, unsupported, without_effect
 NO_SOUND = "this server writes text alone; leave it out"
 NO_SEARCH = "this server searches nothing; offer a function of your own that does"
 STORED = "nothing is stored; the answer is the same"
-NOT_STORED = "this server stores nothing; send the whole conversation in input"
+NO_CONVERSATIONS = (
+    "only single responses are stored; use previous_response_id, or send the conversation in input"
+)
 CACHE = "prefixes are cached by their tokens, and a hit changes no token"
 BOOKS = "bookkeeping that no template reads"
 MODERATION = "nothing is moderated here; ask a moderation service yourself"
@@ -112,9 +114,9 @@ RESPONSE: dict[str, Rule] = {
     **SAMPLING,
     **COMMON,
     **CHAT,
-    **unsupported(NOT_STORED, "previous_response_id", "conversation"),
-    **unsupported("this server stores nothing; send its text in instructions and input", "prompt"),
-    **unsupported("this server stores nothing; keep the connection open, or stream", "background"),
+    **unsupported(NO_CONVERSATIONS, "conversation"),
+    **unsupported("no prompts are stored; send its text in instructions and input", "prompt"),
+    **unsupported("responses are made while the client waits; stream", "background", harmless=(False,)),
     **unsupported("nothing is left out of the input; shorten it yourself", "context_management"),
     **without_effect("a text that is too long is refused, never cut", "truncation"),
     **without_effect("it limits built-in tools, of which there are none", "max_tool_calls"),
