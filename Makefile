@@ -12,7 +12,7 @@ DEFAULT  := not slow and not gpu
 ON_REFERENCE_OPS = tests/state $(addprefix tests/models/test_, \
 	against_transformers.py mtp_head.py llama.py tiled_heads.py loading.py)
 
-.PHONY: run chat serve browser test test-all test-paths sanitize cross soak lint format bench install help clean
+.PHONY: run chat serve browser test test-all test-paths sanitize cross wheels docs soak lint format bench install help clean
 
 run: $(STAMP)            ## install, then generate from the embedded model, MTP against plain
 	$(BIN)/headlong run --compare "Write a short story about a shy dragon who learns to share."
@@ -50,6 +50,14 @@ sanitize: $(STAMP)       ## the native tests with address and undefined-behaviou
 cross: $(STAMP)          ## the native kernels for 64-bit ARM, under QEMU, against those of this machine: minutes
 	$(BIN)/python tests/cross.py
 
+# Needs what `cross` needs; the wheels lie in dist.
+wheels: $(STAMP)         ## the wheels for x86-64 and 64-bit ARM on Linux, built and tried: minutes
+	$(BIN)/python release/wheels.py
+
+docs: $(STAMP)           ## the site from docs/, into site/; links that lead nowhere are errors
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	$(BIN)/mkdocs build --strict --quiet
+
 # Thousands of random schedules, then many requests with faults among them; SOAK="--minutes 5" shortens the second.
 soak: $(STAMP)           ## none lost, none wrong, memory flat: half an hour or more
 	$(BIN)/python -m pytest -m slow tests/simulator
@@ -80,4 +88,4 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard src/headlong/ops/csrc/*)
 	touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info src/*.egg-info src/headlong/ops/*.so .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info src/*.egg-info src/headlong/ops/*.so .pytest_cache .ruff_cache .hypothesis

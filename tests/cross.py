@@ -1,10 +1,13 @@
 """The native kernels built for 64-bit ARM, whose vectors become NEON, and run under QEMU: `make cross`.
 
+With `--library FILE` a library that was built already, such as that of a wheel, is what runs under QEMU.
+
 `cross/driver.c` calls every kernel on the same numbers here and there. Tokens and laid out weights must be the same,
 floats near enough for sums in another order; that bits depend on neither company nor threads the driver sees to
 itself. Speed is not looked at. Needs GCC for both machines and QEMU's user mode; says what is missing.
 """
 
+import argparse
 import platform
 import shutil
 import subprocess
@@ -21,6 +24,8 @@ NEEDED = {
     "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu",
     "qemu-aarch64": "qemu-user",
 }
+ARM_ROOT = "/usr/aarch64-linux-gnu"
+"""Where the cross compiler's C library lies."""
 DRIVER = ROOT / "tests" / "cross" / "driver.c"
 CLOSE = 1e-5
 """Of the largest number of a result: float32 sums of some hundred terms in another order."""
@@ -29,11 +34,13 @@ CLOSE_AS_BF16 = 2**-7
 Results = dict[str, tuple[str, np.ndarray]]
 
 
-def build(compiler: str, program: Path, *more: str) -> None:
+def build(compiler: str, program: Path, *more: str, library: Path | None = None) -> None:
+    """The driver with the kernels in it, or with those of a library."""
     native = native_extension()
     include = f"-I{ROOT / 'src' / 'headlong' / 'ops' / 'csrc'}"
+    kernels = native["sources"] if library is None else [str(library)]
     command = [compiler, *native["extra-compile-args"], "-Wall", "-Werror", include, *more]
-    command += [str(DRIVER), *native["sources"], *native["extra-link-args"]]
+    command += [str(DRIVER), *kernels, *native["extra-link-args"]]
     subprocess.run(
         [*command, *(f"-l{name}" for name in native["libraries"]), "-o", str(program)], cwd=ROOT, check=True
     )
@@ -88,6 +95,9 @@ def compare(arm: Results, here: Results) -> int:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description="The native kernels for 64-bit ARM, under QEMU.")
+    parser.add_argument("--library", type=Path, help="a shared library for 64-bit ARM; default: built here")
+    library = parser.parse_args().library
     missing = [
         f"{tool} (Debian: {package})" for tool, package in NEEDED.items() if shutil.which(tool) is None
     ]
@@ -97,10 +107,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         arm, here = Path(folder) / "arm", Path(folder) / "here"
         print("building for 64-bit ARM and for this machine", flush=True)
-        build("aarch64-linux-gnu-gcc", arm, "-static")
+        linked = ["-static"] if library is None else []
+        build("aarch64-linux-gnu-gcc", arm, *linked, library=library and library.resolve())
         build("gcc", here)
         print("running both; the first under QEMU", flush=True)
-        wrong = compare(results_of("qemu-aarch64", str(arm)), results_of(str(here)))
+        wrong = compare(results_of("qemu-aarch64", "-L", ARM_ROOT, str(arm)), results_of(str(here)))
     print(f"{wrong} results differ" if wrong else "all results agree")
     return int(bool(wrong))
 
