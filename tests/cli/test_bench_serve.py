@@ -275,5 +275,5 @@ def test_headlong_serve_completions(headlong: Headlong, own_server: str) -> None
     assert only(done)["output_tokens"] == 4 * 16 and only(done)["finish_reasons"] == {"length": 4}
     refused = headlong("bench", "serve", "--url", own_server, "--model", "nonsense")
     assert refused.code == 2 and "--model nonsense" in refused.err
-    refused = headlong("bench", "serve", "--url", own_server, "--body", '{"nonsense": 1}')
-    assert refused.code == 2 and "http 400" in refused.err and "nonsense" in refused.err
+    refused = headlong("bench", "serve", "--url", own_server, "--body", '{"temprature": 1}')
+    assert refused.code == 2 and "http 400" in refused.err and "temprature" in refused.err

@@ -106,8 +106,8 @@ def test_tokenizer_comes_back(back: Path) -> None:
     before, after = (Tokenizer.from_file(str(folder / "tokenizer.json")) for folder in (EMBEDDED, back))
     for text in ("A shy dragon, 12 cakes.\n\n  naïve — «да» 🙂", "<|im_start|>user\nHi<|im_end|>\n"):
         assert before.encode(text).ids == after.encode(text).ids
-    configs = [read(folder / "tokenizer_config.json") for folder in (EMBEDDED, back)]
-    assert configs[0]["chat_template"] == configs[1]["chat_template"]
+    template = (EMBEDDED / "chat_template.jinja").read_text(encoding="utf-8")
+    assert read(back / "tokenizer_config.json")["chat_template"] == template
 
 
 def test_metadata_is_complete(tale: Path) -> None:

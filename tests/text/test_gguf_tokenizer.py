@@ -19,6 +19,7 @@ from headlong.text.tokenizer import MARKUP, Tokenizer
 
 TALE_JSON = json.loads((MODEL / "tokenizer.json").read_text())
 TALE_CONFIG = json.loads((MODEL / "tokenizer_config.json").read_text())
+TALE_CONFIG["chat_template"] = (MODEL / "chat_template.jinja").read_text()
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 

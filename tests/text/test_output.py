@@ -46,8 +46,8 @@ def test_detection(source, reasoning, tools):
     assert ChatFormat.detect(source) == ChatFormat(reasoning, tools)
 
 
-def test_embedded_template_has_neither(tale):
-    assert ChatFormat.detect(tale.chat_template) == ChatFormat(None, None)
+def test_embedded_template_knows_tools(tale):
+    assert ChatFormat.detect(tale.chat_template) == ChatFormat(None, "hermes")
 
 
 def test_overrides():

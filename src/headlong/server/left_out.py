@@ -1,6 +1,7 @@
 """Tells of the fields that were left out of a request: in headers of its answer, and once for each client in the log.
 
-Bounded whatever clients send: names are cut and escaped, headers have a length, and only so many clients are remembered.
+Bounded whatever clients send: names are cut and escaped, headers have a length, and only so many clients are
+remembered.
 """
 
 import logging

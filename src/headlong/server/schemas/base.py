@@ -1,7 +1,7 @@
 """What the request bodies of all endpoints share: strictness, sampling fields, drafting, output forms.
 
-Schemas check types and names; ranges that the engine knows are checked by `SamplingParams`, once. What becomes of fields
-that no schema has is said by the `rules` beside them.
+Schemas check types and names; ranges that the engine knows are checked by `SamplingParams`, once. What becomes of
+fields that no schema has is said by the `rules` beside them.
 """
 
 import json

@@ -267,8 +267,8 @@ class ResponsesRequest(Sampling):
     store: bool | None = None
     """Whether the response is kept for that; it is, unless this says no."""
     include: list[str] | None = Field(default=None, max_length=32)
-    """`message.output_text.logprobs` counts. Reasoning always comes in full and may be sent back as it came; nothing about
-    it is encrypted. The others are about tools that are not here."""
+    """`message.output_text.logprobs` counts. Reasoning always comes in full and may be sent back as it came; nothing
+    about it is encrypted. The others are about tools that are not here."""
     chat_template_kwargs: dict[str, Any] | None = None
     # What follows is given back with the response and changes nothing else.
     metadata: dict[str, str] | None = None
