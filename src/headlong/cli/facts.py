@@ -97,7 +97,8 @@ def gather(
     context: int | None = None,
     batch: int = 1,
 ) -> Facts:
-    """Raises only where there is no such model; one that is damaged or unsupported is described."""
+    """Collects the facts. It raises only where there is no such model; one that is damaged or unsupported is
+    described."""
     folder = source.resolve(model, progress=progress)
     device = config.resolve_device()
     try:
@@ -125,7 +126,8 @@ def gather(
 
 
 def _judge(checkpoint: Checkpoint, config: EngineConfig) -> tuple[Blueprint | None, HeadFacts, str | None]:
-    """(the fit, the head, why it cannot be served). A head at fault still leaves the target's fit."""
+    """Returns the fit, the head, and why the model cannot be served (None if it can). A head at fault still leaves the
+    target's fit."""
     try:
         blueprint = survey(checkpoint, config)
     except HeadError as error:

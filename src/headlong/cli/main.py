@@ -46,7 +46,7 @@ examples:
 
 
 def build_parser() -> tuple[Parser, dict[str, Parser]]:
-    """The parser of everything, and each command's own."""
+    """Builds the parser of the whole command line, and each command's own."""
     parser = Parser(
         prog="headlong",
         usage="headlong COMMAND [options]",
@@ -86,7 +86,7 @@ def _execute(args: argparse.Namespace | None) -> int:
 
 
 def _parse(words: list[str]) -> argparse.Namespace | None:
-    """None where help was all that could be given."""
+    """Parses a command line; returns None where help was all that could be given."""
     parser, commands = build_parser()
     for size in (2, 1):
         name = " ".join(words[:size])

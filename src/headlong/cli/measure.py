@@ -23,7 +23,7 @@ class TokensDiffer(Exception):
 
 @dataclass(frozen=True)
 class Pass:
-    """All prompts once. Batches run one after another: each lasts as long as its slowest row decodes."""
+    """One pass over all prompts. Batches run one after another: each lasts as long as its slowest row decodes."""
 
     completions: "list[Completion]"
     tokens: int
@@ -118,7 +118,7 @@ def _result(depth: int, own: list[Pass], plain: list[Pass]) -> Result:
 
 
 def _acceptance(completions: "Sequence[Completion]") -> list[float]:
-    """Per depth, over all completions."""
+    """The acceptance rate at each depth, over all completions."""
     tried = zip_longest(*(done.stats.tried_per_position for done in completions), fillvalue=0)
     accepted = zip_longest(*(done.stats.accepted_per_position for done in completions), fillvalue=0)
     return [sum(a) / sum(t) if sum(t) else 0.0 for a, t in zip(accepted, tried, strict=True)]

@@ -166,7 +166,7 @@ def _grouped(singles: list[Module]) -> list[Module]:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """0, 1, 2, 4 as `0-2,4`."""
+    """Writes numbers as ranges: 0, 1, 2, 4 as `0-2,4`."""
     runs: list[list[int]] = []
     for n in sorted(numbers):
         if runs and n == runs[-1][1] + 1:

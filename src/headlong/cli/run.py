@@ -77,7 +77,7 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _repeatable(params: SamplingParams) -> SamplingParams:
-    """The same text every time, or a refusal."""
+    """Refuses settings with which the text would not be the same every time."""
     if params.greedy:
         return params
     if params.verify != "coupled":

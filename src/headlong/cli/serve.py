@@ -61,7 +61,8 @@ def _add_flag(group: Any, name: str, option: Option) -> None:
 
 
 def _default(name: str) -> str:
-    """Of the server's own settings; what is not set of the engine's is left to the engine."""
+    """The end of an option's help text that tells its default: for the server's own settings alone, since what is not
+    set of the engine's is left to the engine."""
     value = DEFAULTS.get(name)
     if value is True or value is False:
         return f" (default: {'yes' if value else 'no'})"

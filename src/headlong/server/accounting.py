@@ -13,7 +13,7 @@ from headlong.text.tokenizer import Tokenizer
 
 
 def usage(result: Result, reasoning_tokens: int) -> dict[str, Any]:
-    """OpenAI's. Each prompt counts once, however many choices it had."""
+    """OpenAI's `usage` object. Each prompt counts once, however many choices it had."""
     completions = result.completions
     per_prompt = len(completions) // result.num_prompts
     prompt = sum(completion.stats.prompt_tokens for completion in completions[::per_prompt])
@@ -41,7 +41,7 @@ def figures(result: Result) -> dict[str, Any]:
 
 
 def timings(result: Result) -> dict[str, Any]:
-    """llama.cpp's. Choices run side by side, so their times are the longest one's."""
+    """llama.cpp's `timings` object. Choices run side by side, so their times are the longest one's."""
     stats = [completion.stats for completion in result.completions]
     firsts = stats[:: len(stats) // result.num_prompts]
     cache_n = sum(one.cached_tokens for one in firsts)
@@ -65,7 +65,7 @@ def timings(result: Result) -> dict[str, Any]:
 
 
 def speculative(stats: Sequence[Stats]) -> dict[str, Any]:
-    """vLLM's `metrics`. Without a draft there is a reason instead."""
+    """vLLM's `metrics` object of drafting. If nothing was drafted it holds the reason instead."""
     runs = sum(one.tried_per_position[0] if one.tried_per_position else 0 for one in stats)
     if not runs:
         return {"speculative_decoding": None, "reason": stats[0].mtp.reason}
@@ -84,7 +84,7 @@ def speculative(stats: Sequence[Stats]) -> dict[str, Any]:
 
 
 def histogram(stats: Sequence[Stats], runs: int) -> list[int]:
-    """Steps by the number of drafts accepted in them, from none on."""
+    """Counts steps by the number of drafts accepted in them; the first count is of steps with none."""
     depth = max(len(one.accepted_per_position) for one in stats)
     at_least = [runs]
     for place in range(depth):
@@ -94,7 +94,7 @@ def histogram(stats: Sequence[Stats], runs: int) -> list[int]:
 
 
 def reasoning_tokens(result: Result, model: Model) -> int:
-    """Of all choices: the tokens up to the one that ends the reasoning, where there was any."""
+    """Counts, over all choices, the tokens up to the one that ends the reasoning, where there was any."""
     tokenizer, reasoning = model.client.text.tokenizer, model.format.reasoning
     if tokenizer is None or reasoning is None:
         return 0
@@ -103,7 +103,7 @@ def reasoning_tokens(result: Result, model: Model) -> int:
 
 
 def _tokens_until(end: str, completion: Completion, tokenizer: Tokenizer) -> int:
-    """All of them if it never came."""
+    """Counts a completion's tokens up to the one that completes the text `end`: all of them if it never came."""
     tail, marker = b"", end.encode()
     for count, token in enumerate(completion.token_ids, 1):
         text = tail + tokenizer.token_bytes(token)

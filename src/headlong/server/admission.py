@@ -14,8 +14,8 @@ from headlong.server.reply import Exchange
 async def admit(
     request: Request, model_name: str | None, num_rows: int, make_job: Callable[[Model], Job]
 ) -> tuple[Model, Exchange]:
-    """All is let go again if anything on the way raises. `make_job` and the engine's checks of what it made run in one
-    worker thread, one after the other."""
+    """Leases the model, takes a place and makes the job; all is let go again if anything on the way raises. `make_job`
+    and the engine's checks of what it made run in one worker thread, one after the other."""
     server = request.app.state.server
     async with AsyncExitStack() as stack:
         admin = request.state.caller.admin

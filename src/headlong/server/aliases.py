@@ -22,12 +22,13 @@ DRAFTING = {
     "speculative_config": ("method", "num_speculative_tokens"),
     "draft_model": ("draft_mode", "draft_num_tokens"),
 }
-"""Section to its names of (what drafts, how deep)."""
+"""The fields of each section of a request that say what drafts, and how deep."""
 MAX_LISTED = 10
 
 
 def drafting(section: str, content: Any, origin: str) -> dict[str, Any]:
-    """`mtp` and `draft_tokens` as vLLM or tabbyAPI write them. Who names a method insists on it."""
+    """Translates the drafting options of vLLM or tabbyAPI into `mtp` and `draft_tokens`. A client that names a method
+    insists on it."""
     method_key, depth_key = DRAFTING[section]
     if not isinstance(content, Mapping):
         raise ConfigError(f"{origin} must be a mapping with {method_key} and {depth_key}")
@@ -52,7 +53,7 @@ def drafting(section: str, content: Any, origin: str) -> dict[str, Any]:
 
 
 def unknown(key: Any, known: Iterable[str]) -> str:
-    """`there is no …`, with the likeliest spelling."""
+    """Returns the sentence `there is no …`, with the likeliest spelling."""
     names = {name.lower(): name for name in known}
     near = difflib.get_close_matches(str(key).lower().replace("-", "_"), names, n=1)
     if near:

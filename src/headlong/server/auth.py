@@ -41,7 +41,7 @@ class Auth:
         return bool(self._api or self._admin)
 
     def check(self, headers: Mapping[str, str]) -> Caller:
-        """The caller, or a 401. `headers` looks names up in lower case, as Starlette's do."""
+        """Returns the caller, or raises a 401. `headers` looks names up in lower case, as Starlette's do."""
         if not self.has_keys:
             return Caller(ANONYMOUS, not self._exposed and _is_local(headers))
         admin_key = headers.get("x-admin-key")

@@ -23,7 +23,7 @@ BlockType = Literal["reasoning", "text", "call"]
 
 @dataclass
 class Block:
-    """A stretch of one type. The text of a call is its arguments."""
+    """A stretch of output of one type: reasoning, text or a call. The text of a call is its arguments."""
 
     type: BlockType
     index: int
@@ -39,7 +39,7 @@ class Block:
 
 
 class Change(NamedTuple):
-    """`grew` by `text`; empty for the others."""
+    """What happened to a block. `text` is what a block that grew gained, and empty for other changes."""
 
     what: Literal["opened", "grew", "closed"]
     block: Block

@@ -16,8 +16,8 @@ LARGE = 1 << 18
 
 
 async def read_json(request: Request, schema: type[Schema]) -> Schema:
-    """The body as `schema`; an ApiError for anything it cannot be. What was left out of it is noted for the answer's
-    headers and the log."""
+    """Returns the body as a `schema`; raises an ApiError for anything that cannot be one. What was left out of it is
+    noted for the answer's headers and the log."""
     body = await read_body(request)
     server = request.app.state.server
     strict = server.settings.strict_fields
@@ -42,7 +42,7 @@ def _read(body: bytes, schema: type[Schema], strict: bool) -> tuple[Schema, Sift
 
 
 async def read_body(request: Request) -> bytes:
-    """All of it, unless it is too large or too slow."""
+    """Reads the whole body, unless it is too large or too slow."""
     settings = request.app.state.server.settings
     limit = settings.max_body_bytes
     declared = request.headers.get("content-length", "0")

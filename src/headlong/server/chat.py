@@ -36,7 +36,7 @@ async def chat_completions(request: Request) -> Response:
 
 
 class ChatEncoder:
-    """Chat completion objects and chunks."""
+    """Encodes answers as OpenAI's chat completion objects and chunks."""
 
     def __init__(self, model: Model, body: ChatRequest, job_id: str) -> None:
         self._model = model
@@ -128,7 +128,7 @@ class ChatEncoder:
 
 
 def _delta(events: tuple[OutputEvent, ...]) -> dict[str, Any]:
-    """All that one step added, as one delta."""
+    """Joins all that one step added into one delta."""
     delta: dict[str, Any] = {}
     calls: dict[int, dict[str, Any]] = {}
     for one in events:

@@ -31,7 +31,7 @@ from headlong.text.tokenizer import Tokenizer
 from headlong.types import TokenLogprobs
 
 DEFAULT_TOKENS = 16
-"""OpenAI's, for this endpoint."""
+"""OpenAI's default of `max_tokens` for this endpoint."""
 
 
 async def completions(request: Request) -> Response:
@@ -63,7 +63,7 @@ def _job(model: Model, body: CompletionRequest, settings: Settings, job_id: str)
 
 
 class CompletionEncoder:
-    """Text completion objects; chunks have the same form."""
+    """Encodes answers as OpenAI's text completion objects; chunks have the same form."""
 
     def __init__(self, model: Model, body: CompletionRequest, job_id: str) -> None:
         self._body = body
@@ -130,7 +130,7 @@ class CompletionEncoder:
         return "" if self._tokenizer is None else self._tokenizer.decode(prompt)
 
     def _logprobs(self, index: int, logprobs: tuple[TokenLogprobs, ...]) -> dict[str, Any]:
-        """OpenAI's older form: lists side by side. Offsets go on from chunk to chunk."""
+        """Encodes log-probabilities in OpenAI's older form: lists side by side. Offsets go on from chunk to chunk."""
         names = [_name(self._tokenizer, one.token_id) for one in logprobs]
         offset, offsets = self._offsets.get(index, 0), []
         for name in names:

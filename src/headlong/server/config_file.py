@@ -16,7 +16,7 @@ MAX_BYTES = 65536
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, less what YAML lets slip: repeated keys, and aliases, whose merging can explode."""
+    """PyYAML's safe loader, which here also refuses repeated keys and aliases, whose merging can explode."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(AliasEvent):
@@ -35,7 +35,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The file's mapping; an empty file is an empty one."""
+    """Reads the mapping that the file holds; an empty file holds an empty mapping."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)

@@ -19,7 +19,7 @@ from headlong.errors import CheckpointError, ConfigError, HeadlongError, Request
 MAX_SHOWN = 200
 """Characters of a client's own value that are repeated in a message."""
 _SCALARS = ("str", "int", "float", "bool", "dict", "none")
-"""No field is called so; pydantic calls the alternatives of a union so."""
+"""Words that pydantic puts into paths for the alternatives of a union; no field has one of these names."""
 _FIELD = re.compile(r"[A-Za-z_][\w.\[\]]*")
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -71,7 +71,7 @@ class ApiError(HeadlongError):
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """What to answer to a failure of any kind."""
+    """Returns the error to answer with after a failure of any kind."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ValidationError):
@@ -116,7 +116,7 @@ def _most_telling(errors: list[ErrorDetails]) -> ErrorDetails:
 
 
 def _plain(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Without the names pydantic gives the alternatives of a union."""
+    """Returns a path without the names that pydantic gives the alternatives of a union."""
     return tuple(part for part in loc if isinstance(part, int) or _is_field(part))
 
 

@@ -28,7 +28,7 @@ class Job:
     prompts: tuple[tuple[int, ...], ...]
     params: SamplingParams
     make_parser: Callable[[], OutputParser] | None = None
-    """None: the text is the content."""
+    """Makes the parser of an output; None where the whole text is the content."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Piece:
     index: int
     events: tuple[OutputEvent, ...]
     changes: list[Change]
-    """What the events did to the choice's blocks."""
+    """How the step changed the choice's blocks."""
     chunk: Chunk
 
 
@@ -51,7 +51,7 @@ class ToolCall:
 
 @dataclass
 class Choice:
-    """What a choice has come to."""
+    """Everything that one choice has produced so far."""
 
     index: int
     blocks: Blocks = field(default_factory=Blocks)
@@ -77,14 +77,14 @@ class Choice:
         return self.completion
 
     def take(self, events: tuple[OutputEvent, ...], chunk: Chunk) -> Piece:
-        """Adds what one step gave."""
+        """Adds what one step gave to one choice."""
         self.completion = chunk.completion
         return Piece(self.index, events, self.blocks.take(events), chunk)
 
 
 @dataclass
 class Result:
-    """All choices of a request, and when what happened, in seconds since it came."""
+    """All choices of a request, and when each thing happened, in seconds since the request came."""
 
     choices: list[Choice]
     num_prompts: int
@@ -98,7 +98,7 @@ class Result:
 
 
 class Generation:
-    """Rows of one job. Iterate `pieces` once; `result` is whole when they have ended."""
+    """Generates the rows of one job. Iterate `pieces` once; `result` is whole when they have ended."""
 
     def __init__(
         self, model: Model, requests: list[Request], parsers: Sequence[OutputParser | None], num_prompts: int

@@ -22,7 +22,7 @@ from headlong.server.reply import ClientGone, JsonReply
 log = logging.getLogger(__name__)
 ANTHROPIC = "/v1/messages"
 MAX_REASON_CHARS = 500
-"""Of what the log says of a refusal."""
+"""The most characters of a refusal's reason that the log keeps."""
 HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -31,8 +31,8 @@ HEADERS = {
 
 
 class Guard:
-    """Pure ASGI. `keyless`: nothing but its origin tells a page's request from a program's; `local_only`: requests
-    must name this machine as their host."""
+    """ASGI middleware around the whole application. `keyless`: nothing but its origin tells a page's request from a
+    program's; `local_only`: requests must name this machine as their host."""
 
     def __init__(self, app: ASGIApp, *, origins: tuple[str, ...], keyless: bool, local_only: bool) -> None:
         self.app = app

@@ -11,7 +11,7 @@ _PLAIN = re.compile(f"[\x21-\x7e]{{{MIN_LENGTH},{MAX_LENGTH}}}")
 
 
 def generate() -> str:
-    """A new key: 256 random bits, safe in headers, shells and YAML."""
+    """Generates a new key: 256 random bits, safe in headers, shells and YAML."""
     return f"hl-{secrets.token_urlsafe(32)}"
 
 
@@ -25,7 +25,8 @@ def is_usable(key: str) -> bool:
 
 
 def hash_key(key: str) -> str:
-    """As it stands in config.yml. Keys are random, so one round of SHA-256 without a salt keeps them."""
+    """Returns what stands for the key in config.yml. Keys are random, so one round of SHA-256 without a salt protects
+    them."""
     return _PREFIX + digest(key).hex()
 
 
@@ -34,11 +35,11 @@ def digest(key: str) -> bytes:
 
 
 def digest_of(hashed: str) -> bytes:
-    """What `sha256:…` stands for."""
+    """Returns the digest that a hash written as `sha256:…` holds."""
     assert is_hash(hashed)
     return bytes.fromhex(hashed.removeprefix(_PREFIX))
 
 
 def fingerprint(key_digest: bytes) -> str:
-    """A name for logs. A hash of the hash: it neither is the stored hash nor a part of it."""
+    """Returns a name of the key for logs. It is a hash of the hash: neither the stored hash nor a part of it."""
     return "key-" + hashlib.sha256(b"headlong fingerprint" + key_digest).hexdigest()[:8]

@@ -23,7 +23,7 @@ MAX_AGENT_CHARS = 120
 
 
 class LeftOut:
-    """Used on the event loop alone."""
+    """Tells clients and the log which fields of requests were left out. It is used on the event loop alone."""
 
     def __init__(self) -> None:
         self._told: OrderedDict[tuple[str, str], set[str]] = OrderedDict()
@@ -52,7 +52,7 @@ class LeftOut:
         )
 
     def name_tools(self, request: Request, types: Sequence[str]) -> None:
-        """Tools that are not offered to the model, beside the fields that were left out."""
+        """Names tools that are not offered to the model, beside the fields that were left out."""
         if types:
             headers = getattr(request.state, "field_headers", {})
             tools = listed(Noted([f"tools[{name}]" for name in types]))
@@ -61,7 +61,7 @@ class LeftOut:
 
 
 def listed(noted: Noted) -> str:
-    """The names as a header holds them, with how many more there are."""
+    """Writes the names as a header holds them, and how many more there are."""
     shown, room, left = [], MAX_HEADER_CHARS, noted.more
     for place in noted.places:
         name = quote(place, safe="[].")
@@ -74,7 +74,7 @@ def listed(noted: Noted) -> str:
 
 
 def _client(request: Request) -> str:
-    """Its key's fingerprint, or its address."""
+    """The fingerprint of the client's key, or its address if it has no key."""
     caller = getattr(request.state, "caller", None)
     if caller is not None and caller.name != ANONYMOUS:
         return caller.name

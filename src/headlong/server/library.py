@@ -38,7 +38,7 @@ class Library:
             raise ConfigError(f"model_dir: {self._root} is no folder; create it or correct the setting")
 
     def names(self) -> list[str]:
-        """What `find` would find, sorted."""
+        """The names that `find` would find, sorted."""
         if self._root is None:
             return []
         found = []
@@ -60,7 +60,7 @@ class Library:
         return folder if inside and _is_model(folder) else None
 
     def at_start(self, model: str | None) -> Source:
-        """What the operator asked for; any folder of this machine is allowed."""
+        """The source of the model that the operator named at start; any folder of this machine is allowed."""
         if model is None or model == EMBEDDED_NAME:
             return EMBEDDED_SOURCE
         folder = self.find(model)
@@ -70,15 +70,15 @@ class Library:
         return Source(path.resolve().name, path) if path.exists() else Source(model, model)
 
     def by_name(self, name: str) -> Source | None:
-        """What may be loaded by a name in a request."""
+        """The source of a model that a request names; None where there is no such model."""
         if name == EMBEDDED_NAME:
             return EMBEDDED_SOURCE
         folder = self.find(name)
         return None if folder is None else Source(name, folder)
 
     def by_admin(self, name: str) -> Source | None:
-        """The source of a model that an admin names: as above, and also packages and repositories. A folder that
-        happens to lie where the server was started is none."""
+        """The source of a model that an admin names: whatever `by_name` finds, and also packages and repositories. A
+        folder that happens to lie where the server was started is none."""
         found = self.by_name(name)
         fetched = name in PACKAGES or _REPOSITORY.fullmatch(name)
         if found is None and fetched and not Path(name).exists():
@@ -93,7 +93,7 @@ class Library:
 
 
 def _is_model(path: Path) -> bool:
-    """A folder of safetensors, or a GGUF file that is not the head of another."""
+    """Whether a path is a model: a folder of safetensors, or a GGUF file that is not the head of another."""
     if path.suffix == ".gguf" and path.is_file():
         return not path.name.startswith("mtp-")
     return (path / "config.json").is_file() and any(path.glob("*.safetensors"))

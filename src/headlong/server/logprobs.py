@@ -54,11 +54,11 @@ class TextLogprobs:
         self._settle(self._parser.finish())
 
     def all(self, block: int) -> list[dict[str, Any]]:
-        """Everything of a block so far."""
+        """The log-probabilities of a block so far."""
         return shown(self._tokenizer, self._settled.get(block, ()))
 
     def more(self, block: int) -> list[dict[str, Any]]:
-        """What came since the last time."""
+        """The log-probabilities of a block that came since the last call."""
         settled, start = self._settled.get(block, []), self._taken.get(block, 0)
         self._taken[block] = len(settled)
         return shown(self._tokenizer, settled[start:])

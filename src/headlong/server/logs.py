@@ -38,14 +38,16 @@ def setup(
 
 
 def log_request(**fields: Any) -> None:
-    """One finished request: request_id, caller, method, path, status, model, token counts, times, finish_reason."""
+    """Logs one finished request: request_id, caller, method, path, status, model, token counts, times,
+    finish_reason."""
     status = fields.get("status", 200)
     level = logging.ERROR if isinstance(status, int) and status >= 500 else logging.INFO
     _request_log.log(level, "request", extra={"fields": fields})
 
 
 def _worth_telling(record: logging.LogRecord) -> bool:
-    """A request that shutdown or its client cut off is no failure of the application."""
+    """Whether a record of the HTTP server belongs in the log: a request that shutdown or its client cut off is no
+    failure of the application."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, asyncio.CancelledError)
 
@@ -65,7 +67,7 @@ class _Formatter(logging.Formatter):
 
 
 class JsonFormatter(_Formatter):
-    """One JSON object on one line, ASCII only."""
+    """Formats a record as one JSON object on one line, ASCII only."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {
@@ -81,7 +83,7 @@ class JsonFormatter(_Formatter):
 
 
 class TextFormatter(_Formatter):
-    """Time, level, message, then `name=value` pairs."""
+    """Formats a record as time, level and message, then `name=value` pairs."""
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))

@@ -57,7 +57,7 @@ async def messages(request: Request) -> Response:
 
 
 async def count_tokens(request: Request) -> Response:
-    """How many tokens `/v1/messages` would read."""
+    """Answers how many tokens `/v1/messages` would read."""
     body = await read_json(request, CountTokensRequest)
     pool, admin = request.app.state.server.pool, request.state.caller.admin
     async with pool.lease(body.model, admin=admin) as model:
@@ -98,7 +98,7 @@ def as_chat(body: MessagesRequest) -> chat.ChatRequest:
 
 
 def _prompt(body: CountTokensRequest) -> dict[str, Any]:
-    """What of a chat request decides its prompt and the form of its output."""
+    """The fields of a chat request that decide its prompt and the form of its output."""
     if body.messages[-1].role == "assistant":
         raise RequestError(
             "messages: the last one is the assistant's, which this server does not continue; end with the user's"
@@ -125,7 +125,7 @@ def _prompt(body: CountTokensRequest) -> dict[str, Any]:
 
 
 def _messages(message: InputMessage, place: int) -> list[chat.Message]:
-    """One of theirs is several of ours where it holds the results of tools."""
+    """Translates Anthropic's messages into chat messages. One that holds the results of tools becomes several."""
     if isinstance(message.content, str):
         return [chat.Message(role=message.role, content=message.content)]
     if message.role == "assistant":
@@ -134,7 +134,7 @@ def _messages(message: InputMessage, place: int) -> list[chat.Message]:
 
 
 def _turn(blocks: Sequence[Block], origin: str) -> chat.Message:
-    """What the assistant thought, said and called, each joined."""
+    """Makes a chat message of an assistant's turn: what it thought, said and called, each joined."""
     texts: list[chat.Part] = []
     thoughts: list[str] = []
     calls: list[chat.ToolCall] = []
@@ -160,7 +160,7 @@ def _turn(blocks: Sequence[Block], origin: str) -> chat.Message:
 
 
 def _told(role: Literal["user", "system"], blocks: Sequence[Block], origin: str) -> list[chat.Message]:
-    """Texts and the results of tools, in their order."""
+    """Makes chat messages of a user's texts and results of tools, in their order."""
     listed: list[chat.Message] = []
     texts: list[chat.Part] = []
 
@@ -183,7 +183,7 @@ def _told(role: Literal["user", "system"], blocks: Sequence[Block], origin: str)
 
 
 def _result(block: ToolResultBlock) -> chat.Message:
-    """Chat templates have no word for a failure, so the text says it."""
+    """Makes a chat message of a tool's result. Chat templates have no word for a failure, so the text says it."""
     parts = [_part("Error: ")] if block.is_error else []
     if isinstance(block.content, str):
         parts.append(_part(block.content))

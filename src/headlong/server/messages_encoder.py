@@ -21,7 +21,7 @@ _DELTAS = {
 
 
 class MessagesEncoder:
-    """Content blocks are numbered like the blocks they are made from."""
+    """Encodes answers as Anthropic's messages. Content blocks are numbered like the blocks they are made from."""
 
     def __init__(self, model: Model, body: MessagesRequest, job: Job, request_id: str) -> None:
         self._model = model
@@ -80,7 +80,7 @@ def _usage(asked: int, written: int, cached: int = 0) -> dict[str, Any]:
 
 
 def _stop(result: Result) -> dict[str, str | None]:
-    """Why it ended. A call cut off by the limit is not a call to carry out."""
+    """The reason why the answer ended. A call cut off by the limit is not a call to carry out."""
     choice = result.choices[0]
     if choice.done.finish_reason == "length":
         return {"stop_reason": "max_tokens", "stop_sequence": None}
@@ -115,8 +115,8 @@ def _content(block: Block, text: str) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """As clients read it from a stream: a value that the limit cut off is left out. Nothing at all of what JSON
-    cannot carry on, such as 1e999."""
+    """The arguments of a call as an object, as clients read them from a stream: a value that the token limit cut off is
+    left out. It is empty if they hold what JSON cannot represent, such as 1e999."""
     try:
         given = from_json(arguments or "{}", allow_partial=True)
         json.dumps(given, allow_nan=False)

@@ -16,7 +16,7 @@ from headlong.text.output import ChatFormat
 
 @dataclass(eq=False)
 class Model:
-    """`users` counts the requests that hold it."""
+    """A loaded model as the server knows it. `users` counts the requests that hold it."""
 
     source: Source
     names: tuple[str, ...]
@@ -78,7 +78,8 @@ def load(
     loader: EngineLoader,
     progress: ProgressFn,
 ) -> Model:
-    """A model that is ready to serve; `options` are those of its engine. Takes its time: not for the event loop."""
+    """Loads a model until it is ready to serve; `options` are those of its engine. Takes its time: not for the event
+    loop."""
     client = loader.load(source.model, EngineConfig(**options), progress)
     tokenizer = client.text.tokenizer
     chat_format = ChatFormat.detect(

@@ -25,18 +25,18 @@ from headlong.server.schemas.base import Ours
 Count = Annotated[int, Field(ge=0, le=1 << 30)]
 Name = Annotated[str, Field(min_length=1, max_length=512)]
 MAX_OPTION_CHARS = 64
-"""Of a text, unless its option says otherwise."""
+"""The most characters of an option that is a text, unless the option says otherwise."""
 
 
 class DraftModel(Ours):
-    """tabbyAPI's way to ask for drafting."""
+    """The fields with which tabbyAPI asks for drafting."""
 
     draft_mode: str | None = None
     draft_num_tokens: Count | None = None
 
 
 class SpeculativeConfig(Ours):
-    """vLLM's way."""
+    """The object with which vLLM asks for drafting."""
 
     method: str | None = None
     num_speculative_tokens: Count | None = None
@@ -49,7 +49,7 @@ class LoadBody(Ours):
     draft_model: DraftModel | None = None
     speculative_config: SpeculativeConfig | None = None
     stream: bool = False
-    """Report progress as server-sent events."""
+    """Whether to report progress as server-sent events."""
 
     def engine_options(self) -> dict[str, Any]:
         """The engine options that were sent, in whichever way."""
@@ -92,7 +92,7 @@ LoadRequest = create_model(
 
 
 class UnloadRequest(Ours):
-    """Without a name, the model that serves by default."""
+    """The name of the model to unload; without one, it is the model that serves by default."""
 
     model_name: Name | None = Field(default=None, validation_alias=AliasChoices("model_name", "model"))
 
@@ -169,7 +169,7 @@ def _pool(request: Request) -> ModelPool:
 
 
 def _cards(model: Model, admin: bool) -> list[dict[str, Any]]:
-    """One for each name; clients look for theirs in the list."""
+    """Model cards, one for each name: clients look for their name in the list."""
     return [model.card(admin) | {"id": name} for name in model.names]
 
 

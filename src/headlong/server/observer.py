@@ -27,7 +27,7 @@ _LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
 
 @dataclass
 class Record:
-    """One request from admission to its end."""
+    """What is recorded of one request, from admission to its end."""
 
     id: str
     endpoint: str
@@ -38,13 +38,13 @@ class Record:
     finish_reason: str | None = None
     error: str | None = None
     prompts: list[str] = field(default_factory=list)
-    """Their texts, if the settings want them in the log."""
+    """The prompts' texts, if the settings want them in the log."""
     num_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
     last_chunk: dict[int, float] = field(default_factory=dict)
     gaps: list[tuple[float, int]] = field(default_factory=list)
-    """(seconds since the choice's last chunk, tokens in this one)."""
+    """For each chunk, the seconds since the same choice's last one, and the tokens in it."""
 
     def saw(self, piece: Piece) -> None:
         now = time.perf_counter()
@@ -64,7 +64,7 @@ class Record:
 
 
 class Observer:
-    """Used on the event loop alone."""
+    """Records requests for the log, the history and the histograms. It is used on the event loop alone."""
 
     def __init__(self, settings: Settings, limit: AdmissionLimit, registry: CollectorRegistry) -> None:
         self.history: deque[dict[str, Any]] = deque(maxlen=HISTORY)
@@ -135,7 +135,7 @@ class Observer:
 
 
 def _facts(record: Record, result: Result, done: list[Completion]) -> dict[str, Any]:
-    """What the page's history shows, and the log. A request that was left has its counts, not its rates."""
+    """What the page's history and the log show of a request. One whose client left has its counts, not its rates."""
     stats = [completion.stats for completion in done]
     steps = sum(one.steps for one in stats)
     decode_seconds = max((one.decode_seconds for one in stats), default=0.0)

@@ -38,7 +38,8 @@ class _Loading:
 
 
 class ModelPool:
-    """Start it with `await start()`, end it with `await close()`. The loader makes the models' engines."""
+    """The models that serve. Start it with `await start()`, end it with `await close()`. The loader makes the models'
+    engines."""
 
     def __init__(self, settings: Settings, loader: EngineLoader) -> None:
         self._settings = settings
@@ -55,7 +56,7 @@ class ModelPool:
         return await self._begin(self._first, self._settings.engine_with({}), progress)
 
     async def close(self) -> None:
-        """Ends everything; streams still open end with an error."""
+        """Closes all models; streams that are still open end with an error."""
         if self._loading is not None:
             self._loading.task.cancel()
             await asyncio.gather(self._loading.task, return_exceptions=True)
@@ -72,7 +73,7 @@ class ModelPool:
 
     @property
     def current(self) -> Model | None:
-        """Who answers requests that name no model: the one that has served longest."""
+        """The model that answers requests which name none: the one that has served longest."""
         return self._serving[0] if self._serving else None
 
     def loaded(self) -> list[Model]:
@@ -135,7 +136,7 @@ class ModelPool:
         raise self.not_found(name)
 
     def _known(self, name: str) -> Source | None:
-        """Of a model that serves, or was served first: these may lie outside the library."""
+        """The source of a model that serves now or was served first; such models may lie outside the library."""
         served = self.find(name)
         if served is not None:
             return served.source
@@ -156,7 +157,8 @@ class ModelPool:
         )
 
     async def _load(self, source: Source, changes: Mapping[str, Any], progress: ProgressFn) -> Model:
-        """Joins a load of the same that is under way; another one has to wait for its turn."""
+        """Loads a model, or joins a load of the same model that is under way; a load of another one waits for its
+        turn."""
         options = self._settings.engine_with(changes)
         running = self._loading
         if running is not None and (running.source, running.options) == (source, options):
@@ -180,7 +182,8 @@ class ModelPool:
         return task
 
     async def _exchange(self, source: Source, options: Mapping[str, Any], progress: ProgressFn) -> Model:
-        """The new one in, then whoever has to go out. Goes on even if the client that asked has left."""
+        """Loads the new model, then retires the one that has to go. It goes on even if the client that asked has
+        left."""
         log.info("loading %s", source.id)
         started = time.monotonic()
         names = (self._settings.served_names if source == self._first else ()) or (source.id,)
@@ -198,7 +201,7 @@ class ModelPool:
         return model
 
     def _admit(self, model: Model) -> None:
-        """In the place of its predecessor, if it has one."""
+        """Lists the new model among those that serve, in the place of its predecessor if it has one."""
         place = next((n for n, one in enumerate(self._serving) if one.id == model.id), None)
         if place is None:
             self._serving.append(model)
@@ -232,7 +235,7 @@ class ModelPool:
 
 
 async def _outcome(task: "asyncio.Task[Model]", source: Source) -> Model:
-    """What a load came to, as an answer. Who stops waiting does not stop it."""
+    """Waits for a load and returns its model or raises its error. Whoever stops waiting does not stop the load."""
     try:
         return await asyncio.shield(task)
     except HeadlongError as error:

@@ -1,4 +1,4 @@
-"""From a chat request to a job: the template rendered, the grammar and the sampling parameters chosen.
+"""Makes a job of a chat request: renders the template, chooses the grammar and the sampling parameters.
 
 The other chat dialects translate themselves into a `ChatRequest` and come here too. Runs in a worker thread:
 rendering and tokenizing a long conversation takes a while.
@@ -22,7 +22,7 @@ from headlong.text.tools.grammar import check_tools
 OPENAI_TEMPERATURE = 1.0
 """OpenAI's default, where neither the checkpoint nor the settings have one."""
 DRAFTING_FIELDS = {"draft_tokens": "speculative.mtp", "verify": "speculative.verify"}
-"""What every dialect calls these fields of `SamplingParams`."""
+"""The names that every dialect has for these fields of `SamplingParams`."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,13 @@ def render(model: Model, body: ChatRequest) -> Prompted:
 
 
 def sampling_defaults(model: Model, settings: Settings) -> Mapping[str, Any]:
-    """The settings' over the checkpoint's; OpenAI's temperature where neither has one."""
+    """The sampling defaults: the settings', else the checkpoint's, and OpenAI's temperature where neither has one."""
     recommended = model.client.description.recommended
     return {"temperature": OPENAI_TEMPERATURE} | dict(recommended) | dict(settings.sampling)
 
 
 def output_tokens(model: Model, settings: Settings, prompt_len: int, wanted: int | None) -> int:
-    """How many tokens may come: what was asked for, or all that the context has left."""
+    """The most tokens of an answer: what was asked for, or all that the context has left."""
     left = max(1, model.client.description.max_len - prompt_len)
     limit = settings.max_tokens_limit
     if limit is not None and wanted is not None and wanted > limit:
@@ -90,20 +90,20 @@ def output_tokens(model: Model, settings: Settings, prompt_len: int, wanted: int
 
 
 def sampling_fields(body: Sampling) -> dict[str, str]:
-    """What chat and completions call the fields of `SamplingParams` that have other names there."""
+    """The names that chat and completions have for fields of `SamplingParams`, where they differ."""
     form = "response_format" if body.structured_outputs is None else "structured_outputs"
     return {"grammar": form} | DRAFTING_FIELDS
 
 
 def check_drafting(model: Model, body: Sampling) -> None:
-    """`mtp: "on"` insists."""
+    """Raises if the request insists on drafting (`mtp: "on"`) and this model cannot draft."""
     refusal = model.client.description.drafting.refusal
     if body.speculative is not None and body.speculative.mtp == "on" and refusal is not None:
         raise RequestError(f"speculative.mtp: 'on', but {refusal}; use 'auto'")
 
 
 def requested_grammar(body: Sampling, response_format: Any) -> Grammar | None:
-    """From `response_format` or `structured_outputs`; both at once contradict each other."""
+    """The grammar that `response_format` or `structured_outputs` asks for; both at once contradict each other."""
     grammar = None if response_format is None else response_format.as_grammar("response_format")
     if body.structured_outputs is None:
         return grammar

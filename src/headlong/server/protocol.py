@@ -81,7 +81,7 @@ class _Stop(Exception):
 
 
 class _Transport:
-    """The connection's transport, but for how it closes."""
+    """Passes everything on to the connection's transport, except how it closes."""
 
     def __init__(self, transport: asyncio.Transport, protocol: "GuardedProtocol") -> None:
         self._transport = transport
@@ -103,7 +103,8 @@ def guarded(limits: Limits) -> type["GuardedProtocol"]:
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection. One request at a time: who sends another before its answer is answered once, then left."""
+    """One connection, which takes one request at a time. A client that sends another one before it was answered gets
+    the answer to the first, and the connection is closed."""
 
     limits = Limits()
     lingering: ClassVar[set["GuardedProtocol"]] = set()
@@ -115,7 +116,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refusal = INVALID
         self._in_message = self._in_body = self._repeating = False
         self._loose_bytes = 0
-        """Fed since a message began or gave a piece of its body: a head that does not end, or a trailer."""
+        """Bytes fed since a message began or gave a piece of its body: those of a head that does not end, or of a
+        trailer."""
         self._head_bytes = 0
         self._moved = False
         self._clock: asyncio.TimerHandle | None = None
@@ -182,7 +184,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._feed(rest)
 
     def eof_received(self) -> None:
-        """Nothing: who stops sending counts as gone, so that what it asked for is freed at once."""
+        """Does nothing: a client that stops sending counts as gone, so that what it asked for is freed at once."""
 
     def pause_writing(self) -> None:
         super().pause_writing()

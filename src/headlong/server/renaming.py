@@ -9,7 +9,8 @@ from headlong.errors import RequestError
 
 @contextlib.contextmanager
 def fields_named(names: Mapping[str, str]) -> Iterator[None]:
-    """`names` maps how a field's path may begin, as a pattern, to what to say instead; the first match counts."""
+    """Renames the fields that errors mention. `names` maps how a field's path may begin, as a pattern, to what to say
+    instead; the first match counts."""
     try:
         yield
     except RequestError as error:

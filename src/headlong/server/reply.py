@@ -22,13 +22,13 @@ from headlong.server.observer import Observer
 
 log = logging.getLogger(__name__)
 DONE = "data: [DONE]\n\n"
-"""How OpenAI's older streams end."""
+"""The event that ends OpenAI's older streams."""
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 Value = TypeVar("Value")
 
 
 class Encoder(Protocol):
-    """One dialect's way to say it. The streaming methods return server-sent events, or nothing."""
+    """Writes answers in one dialect. The streaming methods return server-sent events, or nothing."""
 
     def start(self) -> str: ...
     def piece(self, piece: Piece) -> str: ...
@@ -38,7 +38,7 @@ class Encoder(Protocol):
 
 
 class ClientGone(Exception):
-    """Nobody is there to answer any more."""
+    """Raised where the client has left, so that nobody is there to answer."""
 
 
 def event(data: Any, name: str | None = None) -> str:
@@ -76,7 +76,7 @@ class Exchange:
 
     @property
     def result(self) -> Result:
-        """What has come so far."""
+        """Everything that was generated so far."""
         return self._generation.result
 
     async def whole(self, encoder: Encoder) -> Response:
@@ -128,7 +128,7 @@ class Exchange:
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
-        """Whatever happens inside ends in one record."""
+        """Records the request once, however the block inside ends."""
         try:
             yield
         except (ClientGone, asyncio.CancelledError):

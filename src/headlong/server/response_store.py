@@ -20,7 +20,7 @@ class Stored:
 
     owner: str
     response: dict[str, Any]
-    """As it was answered."""
+    """The response as the client received it."""
     given: tuple[Item, ...]
     """The items before the response, those of earlier responses among them; instructions are not."""
     made: tuple[Item, ...]
@@ -29,7 +29,7 @@ class Stored:
 
 
 class ResponseStore:
-    """Used on the event loop alone."""
+    """Stored responses, up to a number of bytes. It is used on the event loop alone."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -41,7 +41,7 @@ class ResponseStore:
         return self._max_bytes > 0
 
     def keep(self, owner: str, response: dict[str, Any], given: Sequence[Item], made: Sequence[Item]) -> None:
-        """One that is larger than all the room there is, is not kept."""
+        """Stores a response, in place of the oldest ones; one that is larger than all the space is not kept."""
         nbytes = len(json.dumps(response)) + sum(len(item.model_dump_json()) for item in (*given, *made))
         if nbytes > self._max_bytes:
             return
@@ -51,7 +51,7 @@ class ResponseStore:
             self._bytes -= self._stored.popitem(last=False)[1].nbytes
 
     def get(self, response_id: str, owner: str, field: str | None = None) -> Stored:
-        """Raises a 404, or where a request's `field` named it a 400."""
+        """Returns a stored response. Where there is none it raises a 404, or a 400 if a request's `field` named it."""
         stored = self._stored.get(response_id)
         if stored is None or stored.owner != owner:
             raise self._unknown(response_id, field)

@@ -47,7 +47,7 @@ class OfferedTools:
 
     functions: list[chat.Tool] = field(default_factory=list)
     origins: dict[str, Origin] = field(default_factory=dict)
-    """By the name under which the function is offered."""
+    """What each function stands for, by the name under which it is offered."""
     left_out: list[str] = field(default_factory=list)
     """Types of tools that are not offered."""
 
@@ -99,7 +99,7 @@ class OfferedTools:
 
 
 def custom_input(arguments: str) -> str:
-    """The text that a custom tool was called with; what there is of it where the call was cut off."""
+    """The text that a custom tool was called with, or its beginning where the call was cut off."""
     try:
         given = json.loads(arguments)
     except ValueError:
@@ -108,7 +108,7 @@ def custom_input(arguments: str) -> str:
 
 
 def custom_arguments(text: str) -> str:
-    """The same as the function's arguments, for a call that comes back with the conversation."""
+    """The input of a custom tool as the arguments of a function, for a call that comes back with the conversation."""
     return json.dumps({INPUT: text}, ensure_ascii=False)
 
 

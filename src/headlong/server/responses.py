@@ -159,8 +159,8 @@ def _messages(body: ResponsesRequest, before: Sequence[Item], offered: OfferedTo
 
 
 class _Messages:
-    """Puts together again what one turn of the assistant was split into, and the instructions at the beginning: most
-    templates take one system message, first of all."""
+    """Makes chat messages of items. It joins what one turn of the assistant was split into, and the instructions at the
+    beginning: most templates take one system message, first of all."""
 
     def __init__(self, offered: OfferedTools) -> None:
         self.done: list[chat.Message] = []
@@ -187,7 +187,7 @@ class _Messages:
                 self.add(chat.Message(role="tool", tool_call_id=item.call_id, content=_content(item.output)))
 
     def _instruct(self, text: str) -> None:
-        """Instructions before anything else are one message."""
+        """Adds instructions to the conversation; those that come before anything else become one message."""
         if len(self.done) == 1 and self.done[0].role == "system":
             self.done[0].content = f"{self.done[0].content}\n\n{text}"
         else:

@@ -32,7 +32,7 @@ _CUSTOM = "response.custom_tool_call_input"
 
 
 class ResponsesEncoder:
-    """Output items are numbered like the blocks they are made from."""
+    """Encodes answers as OpenAI's responses. Output items are numbered like the blocks they are made from."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class ResponsesEncoder:
         return text + self._event("response.output_item.done", output_index=block.index, item=item)
 
     def _item(self, block: Block, status: str, logprobs: TextLogprobs | None) -> dict[str, Any]:
-        """As it stands; without content while it is in progress."""
+        """The output item of a block, as events show it; it has no content while it is in progress."""
         item: dict[str, Any] = {"id": self._item_id(block), "status": status}
         begun = status == "in_progress"
         if block.type == "call":
@@ -228,7 +228,7 @@ class ResponsesEncoder:
 
 
 def _shown(blocks: Blocks, finish_reason: str) -> list[Block]:
-    """An answer that ended has a message or a call in it, if only an empty message."""
+    """The blocks to show: an answer that ended has a message or a call in it, if only an empty message."""
     listed = list(blocks)
     if finish_reason != "length" and all(block.type == "reasoning" for block in listed):
         listed.append(Block("text", len(listed)))

@@ -27,7 +27,7 @@ from headlong.server.settings_sources import suspicious_variables
 
 log = logging.getLogger(__name__)
 CLOSING_SECONDS = 2
-"""What connections get to close after the last request has ended."""
+"""Seconds that connections get to close after the last request has ended."""
 SPARE_FILES = 256
 """File descriptors for everything but connections."""
 
@@ -83,7 +83,7 @@ async def _run(settings: Settings, loader: EngineLoader, auth: Auth, listener: s
 
 
 def announcement(listener: socket.socket, model: Model) -> str:
-    """One line: where, what, and what drafting does."""
+    """The line that says where the server listens, which model it serves and how it drafts."""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     drafting = model.client.description.drafting
@@ -99,7 +99,7 @@ def announcement(listener: socket.socket, model: Model) -> str:
 
 
 def bind(settings: Settings) -> socket.socket:
-    """A socket at the address, not listening yet."""
+    """Returns a socket at the address that is not listening yet."""
     try:
         found = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -122,7 +122,7 @@ def bind(settings: Settings) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, which leaves the signals to us."""
+    """uvicorn's server, which leaves the signals to us."""
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         return contextlib.nullcontext()

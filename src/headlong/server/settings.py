@@ -20,7 +20,7 @@ from headlong.params import SamplingParams
 from headlong.server import keys
 
 GROUPS = ("network", "access", "models", "engine", "output", "limits", "logs")
-"""The order of the table."""
+"""The groups of settings, in the order of the table in the docs."""
 SAMPLING_FIELDS = (
     "temperature",
     "top_k",
@@ -51,7 +51,8 @@ def _seconds(default: float, text: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The whole server's. An attribute that is None was left to whoever it concerns."""
+    """The settings of the whole server. An attribute that is None was left to the part of the server that it
+    concerns."""
 
     host: str = _network("127.0.0.1", "text", "address to listen on; others than loopback expose the server")
     port: int = _network(8000, "whole", "port to listen on; 0 takes a free one and prints it", high=65535)
@@ -142,7 +143,8 @@ class Settings:
 
     @classmethod
     def of(cls, **given: Any) -> "Settings":
-        """From settings by name, whether they are the server's own or the engine's; None leaves one unset."""
+        """Makes settings of values by name, whether they are the server's own or the engine's; None leaves one
+        unset."""
         engine = {
             name: value for name, value in given.items() if name in ENGINE_OPTIONS and value is not None
         }
@@ -164,7 +166,7 @@ OPTIONS: dict[str, Option] = {
     for name, option in (OWN_OPTIONS | ENGINE_OPTIONS).items()
     if option.group == group
 }
-"""The whole table."""
+"""Every setting of the server and of its engines, by name."""
 
 
 def check(name: str, value: Any, origin: str) -> Any:

@@ -106,7 +106,7 @@ def from_file(path: Path) -> dict[str, Given]:
 
 
 class _Layer:
-    """What one source says. Saying a thing twice is fine, contradicting oneself is not."""
+    """The settings that one source gives. It may give one twice, but not two different values."""
 
     def __init__(self) -> None:
         self.given: dict[str, Given] = {}
@@ -165,7 +165,7 @@ def _convert(kind: Callable[[str], Any], text: str, origin: str, wanted: str) ->
 
 
 def _items(value: str | list[str]) -> list[str]:
-    """Separated by commas, in one text or several."""
+    """Splits a list that is written with commas, in one text or several."""
     texts = [value] if isinstance(value, str) else value
     return [item.strip() for text in texts for item in text.split(",")]
 

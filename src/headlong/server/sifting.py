@@ -46,7 +46,7 @@ class Noted:
     """How many fields there were beyond those that `places` has room for."""
 
     def add(self, place: str) -> bool:
-        """Whether it is new."""
+        """Notes a place; returns whether it is new."""
         if place in self.places:
             return False
         if len(self.places) >= MAX_NOTED:
@@ -58,7 +58,7 @@ class Noted:
 
 @dataclass
 class Sifted:
-    """What is left of a body, and what was left out of it."""
+    """A body without the fields that were left out, and the names of those."""
 
     body: Any = None
     ignored: Noted = field(default_factory=Noted)
@@ -183,7 +183,7 @@ def candidates_of(schema: type[Strict]) -> tuple[str, ...]:
 
 
 def _shape(annotation: Any) -> Shape | None:
-    """None where no schema is inside."""
+    """The shape of a type's values; None where no schema is inside."""
     members, chooser = _members(annotation)
     schemas = {one.__name__: one for one in members if isinstance(one, type) and issubclass(one, Strict)}
     items = next(

@@ -35,7 +35,7 @@ def _allowed(meant: str) -> int:
 
 
 def _distance(one: str, other: str) -> int:
-    """Letters left out, added, changed, or swapped with their neighbours (optimal string alignment)."""
+    """Counts the letters left out, added, changed, or swapped with their neighbours (optimal string alignment)."""
     before, last = [], list(range(len(other) + 1))
     for row, letter in enumerate(one, 1):
         line = [row]

@@ -80,7 +80,7 @@ def _positions(tried: Sequence[int], accepted: Sequence[int]) -> list[dict[str, 
 
 
 class _SnapshotStream(Response):
-    """Snapshots until the client leaves or the server drains."""
+    """Streams snapshots until the client leaves or the server drains."""
 
     media_type = "text/event-stream"
 

@@ -12,7 +12,8 @@ async def show(request: Request) -> Response:
 
 
 async def input_items(request: Request) -> Response:
-    """The items before the response, the last first unless `order` is asc, at most `limit` of them, `after` one."""
+    """Lists the items before the response, the last first unless `order` is asc, at most `limit` of them, `after`
+    one."""
     stored, query = _stored(request), request.query_params
     items = [
         {"id": f"item_{stored.response['id']}_{place}", **item.model_dump(exclude_none=True)}

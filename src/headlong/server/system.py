@@ -8,7 +8,7 @@ from headlong.version import __version__
 
 
 async def health(request: Request) -> Response:
-    """200 while requests are served; 503 with the reason once they are not."""
+    """Answers 200 while requests are served, and 503 with the reason once they are not."""
     server = request.app.state.server
     model = server.pool.current
     failures = [(one, why) for one in server.pool.loaded() if (why := one.client.failure) is not None]

@@ -1,4 +1,4 @@
-"""From what people write to tokens and back, for one model: its tokenizer and its chat template together.
+"""Translates what people write into tokens and back, for one model: its tokenizer and its chat template together.
 
 Knows no engine: whoever has the model's files has this, on whatever machine.
 """

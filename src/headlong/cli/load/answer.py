@@ -29,7 +29,7 @@ class Sample:
     """When the first chunk with text came."""
     last: float | None = None
     gaps: Sequence[float] = ()
-    """Between chunks with text, one after another."""
+    """Seconds between chunks with text, in their order."""
     output_tokens: int = 0
     counted_by: str = CHUNKS
     prompt_tokens: int | None = None

@@ -20,7 +20,7 @@ from headlong.errors import ConfigError
 
 CONNECT_SECONDS = 10.0
 SIDE_SECONDS = 10.0
-"""For the small requests around the measured ones."""
+"""Seconds that the small requests around the measured ones may take."""
 LINGER_SECONDS = 1.0
 """How long to wait after [DONE] for the body's own end, without which the connection cannot be used again."""
 IDLE_SECONDS = 1.0
@@ -33,7 +33,7 @@ class Identity(NamedTuple):
     """What a server says of itself."""
 
     software: str | None
-    """Its `Server` header."""
+    """The value of the server's `Server` header; None if it sends none."""
     version: Any
     """The JSON of /version, where there is one."""
     models: list[dict[str, Any]]
@@ -56,14 +56,14 @@ def server_root(url: str) -> str:
 
 @dataclass
 class Client:
-    """One server. `send` never raises for what the server does: a failure is part of the `Sample`."""
+    """A client of one server. `send` never raises for what the server does: a failure is part of the `Sample`."""
 
     root: str
     api_key: str | None
     endpoint: str
     timeout: float
     include_usage: bool = True
-    """Cleared for a server that refuses `stream_options`."""
+    """Whether requests ask for usage; it is cleared for a server that refuses `stream_options`."""
 
     def __post_init__(self) -> None:
         # No compression: what is timed is when chunks arrive, not when a decoder lets go of them.
@@ -91,7 +91,8 @@ class Client:
         await self._fresh.aclose()
 
     async def identify(self) -> Identity:
-        """Raises where nobody answers or the key is refused; a server that lists no models is fine."""
+        """Asks the server who it is. It raises where nobody answers or the key is refused; a server that lists no
+        models is fine."""
         try:
             response = await self._get("/v1/models")
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ssl.SSLError) as error:
@@ -128,7 +129,8 @@ class Client:
             return await self._http.get(self.root + path)
 
     async def send(self, fields: dict[str, Any], due: float | None = None) -> Sample:
-        """One request. `due`, on the clock of `time.perf_counter`, is what its times count from (default: now)."""
+        """Sends one request. `due`, on the clock of `time.perf_counter`, is what its times count from (default:
+        now)."""
         body = {**fields, "stream": True}
         if self.include_usage:
             body["stream_options"] = {"include_usage": True}
@@ -164,7 +166,7 @@ class Client:
 
 
 async def _read(response: httpx.Response, answer: Answer, start: float, limit: asyncio.Timeout) -> None:
-    """Feeds the answer. All events of one read came at the same time."""
+    """Reads the response into the answer. All events of one read came at the same time."""
     reader, lingering = EventReader(), False
     async for received in response.aiter_raw():
         now = time.perf_counter() - start

@@ -59,7 +59,8 @@ async def drive(
 
 
 async def _warm_up(client: Client, workload: Workload, warmup: int, progress: ProgressFn) -> None:
-    """Not measured. The first of each setting goes alone, and says it if the server cannot serve it at all."""
+    """Sends requests that are not measured. The first one of each setting goes alone: if the server cannot serve that
+    setting at all, it raises an error that says so."""
     total = warmup * len(workload.mtp)
     try:
         for done, mtp in enumerate(workload.mtp if warmup else []):
@@ -120,7 +121,8 @@ async def _measure(client: Client, workload: Workload, block: Block, progress: P
 
 
 async def _in_turn(client: Client, workload: Workload, slot: Slot, started: float, record: Record) -> None:
-    """As many streams as wanted; each takes the next number when it is free."""
+    """Sends the slot's requests over as many streams as the slot wants; each stream takes the next number when it is
+    free."""
     numbers = iter(range(slot.first, slot.first + slot.requests))
 
     async def stream() -> None:

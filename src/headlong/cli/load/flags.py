@@ -36,7 +36,7 @@ def positive(most: float) -> Callable[[str], float]:
 
 
 def _compared(values: list[Any]) -> list[Any]:
-    """Each once."""
+    """Returns the values that a run compares, each once."""
     values = list(dict.fromkeys(values))
     if len(values) > MOST_COMPARED:
         raise argparse.ArgumentTypeError(f"has {len(values)} entries; {MOST_COMPARED} can be compared")

@@ -27,7 +27,7 @@ PANELS: tuple[tuple[str, Value, Value | None], ...] = (
     ),
     ("time per token, ms", lambda c: c.itl and 1000 * c.itl.p50, lambda c: c.itl and 1000 * c.itl.p99),
 )
-"""Title, the solid line, the dashed one."""
+"""The panels: each has a title, the value of its solid line and that of its dashed one."""
 
 
 def nice_step(largest: float) -> float:
@@ -38,7 +38,7 @@ def nice_step(largest: float) -> float:
 
 
 def svg(cells: list[Cell], title: str) -> str:
-    """The whole picture."""
+    """Draws the whole picture."""
     streams = sorted({cell.concurrency for cell in cells})
     settings = list(dict.fromkeys(cell.mtp for cell in cells))
     width = 2 * MARGIN + len(PANELS) * (LEFT + PANEL_WIDTH) + (len(PANELS) - 1) * GAP
@@ -58,7 +58,7 @@ def svg(cells: list[Cell], title: str) -> str:
 
 
 def _legend(settings: list[Mtp], width: int) -> list[str]:
-    """From the right: what the lines are, then the settings, the last one first."""
+    """The texts above the panels, placed from the right: what the lines mean, then the settings, the last one first."""
     parts = [_text(width - MARGIN, TITLE_Y, "solid p50, dashed p99", QUIET, anchor="end")]
     x = width - MARGIN - 150
     for number, mtp in reversed(list(enumerate(settings))):

@@ -61,7 +61,7 @@ LATENCY = (
 
 
 def tables(cells: list[Cell], title: str, console: "Console") -> "list[Table]":
-    """One, or two where one would not fit the console."""
+    """Makes one table, or two where one would not fit the console."""
     first = [STREAMS, *([MTP] if any(cell.mtp is not None for cell in cells) else [])]
     load = [*LOAD, *([RATIO] if any(cell.ratio is not None for cell in cells) else [])]
     whole = _table([*first, *load, *LATENCY, *DRAFTING], cells, title)

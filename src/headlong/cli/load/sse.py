@@ -7,7 +7,7 @@ import re
 from typing import NamedTuple
 
 MAX_EVENT = 8 << 20
-"""Bytes of one event. A server that sends more without an end of line is not sending events."""
+"""The most bytes of one event. A server that sends more without an end of line is not sending events."""
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -15,7 +15,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 class Event(NamedTuple):
     name: str
-    """`message` where the server gave none."""
+    """The event's type; `message` where the server gave none."""
     data: str
 
 

@@ -15,7 +15,7 @@ PLAIN = "off"
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Between two values in proportion, as numpy does it; `values` are sorted and not empty."""
+    """Interpolates a percentile linearly between two values, as numpy does; `values` are sorted and not empty."""
     place = (len(values) - 1) * percent / 100
     low = int(place)
     high = min(low + 1, len(values) - 1)
@@ -170,7 +170,8 @@ def _cell(concurrency: int, mtp: Mtp, blocks: list[Block], ratio: Ratio | None) 
 
 
 def time_per_token(sample: Sample) -> float | None:
-    """After the first: from the first chunk to the last, over the tokens but one. None where one chunk held all."""
+    """Seconds per token after the first one: the time from the first chunk to the last, divided by the tokens but one.
+    It is None where one chunk held all."""
     if sample.first is None or sample.last is None or not sample.gaps or sample.output_tokens < 2:
         return None
     return (sample.last - sample.first) / (sample.output_tokens - 1)

@@ -13,7 +13,7 @@ from headlong.cli.prompts import Conversation
 from headlong.errors import ConfigError, RequestError
 
 MAX_REQUESTS = 100_000
-"""Of one run, over everything that is compared."""
+"""The most requests of one run, over everything that is compared."""
 PER_STREAM, LEAST, ARRIVAL_SECONDS = 3, 8, 10
 """Requests of a block where nobody said how many: per stream, at least, and with arrivals the seconds they last."""
 
@@ -41,9 +41,9 @@ class Workload:
     prompts: list[str | Conversation]
     endpoint: str
     fields: dict[str, Any]
-    """Of every request: model, max_tokens, temperature, ..."""
+    """The fields of every request's body: model, max_tokens, temperature and the like."""
     extra: dict[str, Any]
-    """Over all others; null takes a field out."""
+    """Fields that override all others; null takes a field out."""
     seed: int | None
     concurrencies: list[int]
     mtp: list[Mtp]
@@ -98,13 +98,13 @@ class Workload:
                     yield Slot(turn, concurrency, mtp, first, count, self.duration / rounds)
 
     def _rounds(self, concurrency: int) -> int:
-        """Fewer than asked for where a block could not keep all its streams busy."""
+        """The number of rounds: fewer than asked for where a block could not keep all its streams busy."""
         if self.requests is None:
             return self.rounds
         return max(1, min(self.rounds, self.requests // (1 if self.rate else concurrency)))
 
     def _share(self, concurrency: int, turn: int, rounds: int) -> tuple[int, int]:
-        """First number and length of this round's part."""
+        """The first request number and the length of one round's part."""
         if self.requests is None:
             size = max(LEAST, int(ARRIVAL_SECONDS * self.rate) if self.rate else PER_STREAM * concurrency)
             return turn * size, size

@@ -44,7 +44,7 @@ class Speculative(Ours):
     """`auto`: the server's depth; `on`: refuse if this model cannot draft; K: this depth; `off` or 0: plain."""
     verify: Literal["coupled", "ratio", "block"] = "coupled"
     trace: bool = False
-    """Chunks say which tokens were drafted and which drafts were refused."""
+    """Whether chunks say which tokens were drafted and which drafts were refused."""
 
     @property
     def draft_tokens(self) -> int | None:
@@ -63,7 +63,7 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Ours):
-    """The form of the output. `regex` and `grammar` go beyond OpenAI's."""
+    """The form of the output. The types `regex` and `grammar` go beyond OpenAI's API."""
 
     rules: ClassVar[Rules] = fields.RESPONSE_FORMAT
 
@@ -97,7 +97,7 @@ class ResponseFormat(Ours):
 
 
 class StructuredOutputs(Ours):
-    """vLLM's way to say the same. One of them."""
+    """vLLM's object for the form of the output; exactly one of its fields is given."""
 
     json_: dict[str, Any] | str | None = Field(default=None, alias="json")
     regex: str | None = None
@@ -126,13 +126,13 @@ class Sampling(Strict):
     temperature: float | None = Field(default=None, ge=0, le=100)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, le=2**31)
-    """-1 or 0 keeps all."""
+    """How many of the likeliest tokens are kept; -1 or 0 keeps all."""
     min_p: float | None = Field(default=None, ge=0, le=1)
     presence_penalty: float | None = Field(default=None, ge=-100, le=100)
     frequency_penalty: float | None = Field(default=None, ge=-100, le=100)
     repetition_penalty: float | None = Field(default=None, gt=0, le=100)
     seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
-    """Leave it out for a new one each time."""
+    """The seed of the noise; without it, each request draws a new one."""
     logit_bias: dict[str, float] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
     stop_token_ids: list[TokenId] | None = Field(default=None, max_length=64)
@@ -141,7 +141,7 @@ class Sampling(Strict):
     ignore_eos: bool | None = None
     n: int | None = Field(default=None, ge=1, le=128)
     priority: int | None = Field(default=None, ge=-1_000_000, le=1_000_000)
-    """Lower goes first."""
+    """The urgency of the request: lower numbers go first."""
     speculative: Speculative | None = None
     structured_outputs: StructuredOutputs | None = None
 

@@ -75,7 +75,7 @@ class NamedTool(Strict):
 
 
 class ChatRequest(Sampling):
-    """OpenAI's chat completion, with the extensions that users of other servers know."""
+    """A request for OpenAI's chat completion, with the extensions that users of other servers know."""
 
     rules: ClassVar[Rules] = fields.CHAT_COMPLETION
     messages: list[Message] = Field(min_length=1, max_length=10_000)

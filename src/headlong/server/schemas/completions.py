@@ -13,7 +13,7 @@ Ids = Annotated[list[TokenId], Field(min_length=1)]
 
 
 class CompletionRequest(Sampling):
-    """OpenAI's older endpoint: a text or token ids, continued."""
+    """A request to OpenAI's older endpoint, which continues a text or token ids."""
 
     rules: ClassVar[Rules] = fields.COMPLETION
     prompt: str | Ids | Annotated[list[str | Ids], Field(min_length=1, max_length=MAX_PROMPTS)]

@@ -11,7 +11,7 @@ from headlong.server.schemas.rules import Rules
 from headlong.server.schemas.variants import by_type, refused
 
 MIN_BUDGET = 1024
-"""Anthropic's."""
+"""The smallest `budget_tokens` that Anthropic's API takes."""
 ToolUseId = Annotated[str, Field(max_length=256)]
 
 
@@ -119,12 +119,12 @@ class OutputFormat(Strict):
 class OutputConfig(Strict):
     rules: ClassVar[Rules] = fields.OUTPUT_CONFIG
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    """Handed to templates that know reasoning efforts."""
+    """The reasoning effort, which is handed to templates that know efforts."""
     format: OutputFormat | None = None
 
 
 class CountTokensRequest(Strict):
-    """A prompt, without how to go on from it."""
+    """A request to count a prompt's tokens: it has the prompt, but nothing on how to continue it."""
 
     rules: ClassVar[Rules] = fields.COUNTED
     messages: list[InputMessage] = Field(min_length=1, max_length=10_000)
@@ -139,7 +139,7 @@ class CountTokensRequest(Strict):
 
 
 class MessagesRequest(CountTokensRequest):
-    """Anthropic's message, with a few extensions."""
+    """A request for a message of Anthropic's API, with a few extensions."""
 
     rules: ClassVar[Rules] = fields.MESSAGES
     max_tokens: int = Field(ge=1, le=2**31)

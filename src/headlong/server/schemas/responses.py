@@ -11,7 +11,7 @@ from headlong.server.schemas.rules import Rules
 from headlong.server.schemas.variants import by_type
 
 MAX_ITEMS = 9_999
-"""With the instructions, as many as a chat has messages."""
+"""The most input items: with the instructions, as many as a chat may have messages."""
 ItemId = Annotated[str, Field(max_length=256)]
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -164,7 +164,7 @@ NestedTool = Annotated[
 
 
 class NamespaceTool(Strict):
-    """Tools under a common name."""
+    """A group of tools under a common name."""
 
     rules: ClassVar[Rules] = fields.RESPONSE_TOOL
     type: Literal["namespace"]
@@ -265,7 +265,7 @@ class ResponsesRequest(Sampling):
     previous_response_id: ItemId | None = None
     """Goes on from a stored response: its conversation comes before the input, its instructions do not."""
     store: bool | None = None
-    """Whether the response is kept for that; it is, unless this says no."""
+    """Whether the response is stored, so that another one can go on from it; it is, unless this is false."""
     include: list[str] | None = Field(default=None, max_length=32)
     """`message.output_text.logprobs` counts. Reasoning always comes in full and may be sent back as it came; nothing
     about it is encrypted. The others are about tools that are not here."""

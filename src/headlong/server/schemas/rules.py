@@ -14,14 +14,14 @@ Harmless: TypeAlias = Callable[[Any], bool]
 
 @dataclass(frozen=True)
 class WithoutEffect:
-    """Accepted, named in a header of the answer and logged once for each client."""
+    """A field that is accepted, named in a header of the answer and logged once for each client."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Unsupported:
-    """Refused, unless the value asks for nothing."""
+    """A field that is refused, unless its value asks for nothing."""
 
     why: str
     """The reason, and what to use instead."""
