@@ -77,7 +77,7 @@ def test_packed_modules_and_reasons(
     found = json.loads(headlong("inspect", str(tmp_path), "--json", "--context", "100", "--batch", "3").out)
     modules = {module["name"]: module for module in found["modules"]}
     down = modules["layers.0-2,4-6.mlp.down_proj.weight"]
-    assert (down["format"], down["kernel"], down["device"]) == ("fp8 128x128", "unpack by tile", "cpu")
+    assert (down["format"], down["kernel"], down["device"]) == ("fp8 128x128", "native", "cpu")
     assert 8 < down["bits"] < 8.01 and "weight F8_E4M3, weight_scale_inv BF16" in down["reason"]
     out = modules["layers.0-2,4-6.linear_attn.out_proj.weight"]
     assert (

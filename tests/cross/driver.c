@@ -70,7 +70,8 @@ static void same(const char *name, const void *a, const void *b, int64_t count) 
     exit(1);
 }
 
-static const char *TYPES[] = {"F32", "F16", "BF16", "BF16_ROUNDED", "I8", "I8_OFFSET", "U4", "U4_OFFSET"};
+static const char *TYPES[] = {"F32", "F16", "BF16", "BF16_ROUNDED", "I8", "I8_OFFSET",
+                              "E4M3", "U4", "U4_OFFSET", "U4_TABLE"};
 static const char *FACTORS[] = {"float", "half", "parts"};
 
 static const uint8_t *factors(int kind, int64_t count) {
@@ -80,7 +81,8 @@ static const uint8_t *factors(int kind, int64_t count) {
 
 static Matrix matrix(int type, int kind, int64_t size, int64_t outs) {
     const int64_t blocks = (outs + WIDTH - 1) / WIDTH, all = blocks * WIDTH * size;
-    Matrix w = {type, size, outs, type < I8 ? size : 32, kind, kind == PARTS ? 4 : 1, 0, 0, 0, 0, 0, numbers(outs)};
+    Matrix w = {type, size, outs, type < I8 ? size : 32, kind, kind == PARTS ? 4 : 1, 0, 0, 0, 0, 0, numbers(outs), 0};
+    if (type == U4_TABLE) w.table = numbers(16);
     if (type == F32) w.codes = (uint8_t *)numbers(all);
     else if (type == F16) w.codes = (uint8_t *)halves(all, 10, 8);
     else if (type < I8) w.codes = (uint8_t *)halves(all, 7, 120);

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from headlong.ops import native
-from headlong.ops.linear import native as kinds
-from headlong.ops.linear.native import NativeLinear, Source
+from headlong.ops.linear import native_source as kinds
+from headlong.ops.linear.native import NativeLinear, Panels
+from headlong.ops.linear.native_source import Source
 from headlong.quant import rtn
 from headlong.quant.compressed import CompressedInts
 from headlong.quant.detect import detect
@@ -78,6 +79,15 @@ def eight_bits(group: int, zero_points: bool, outs: int, size: int) -> Weight:
     return CompressedInts(8, group, "group", packed=False, zero_point=zeros).pack(parts, (outs, size))
 
 
+def e4m3(outs: int, size: int) -> Weight:
+    """Any byte but NaN is a code, subnormal floats among them."""
+    generator = torch.Generator().manual_seed(outs)
+    codes = torch.randint(0, 254, (outs, size), generator=generator, dtype=torch.uint8)
+    codes += codes >= 0x7F
+    parts = {"weight": codes.view(torch.float8_e4m3fn), "weight_scale": draw(outs, 1, seed=1)}
+    return detect(packing.header(parts), (outs, size), {}).pack(parts, (outs, size))
+
+
 Make = Callable[[int, int], Weight]
 KINDS: dict[str, tuple[Make, tuple[int, ...], int]] = {
     "float32": (partial(floats, torch.float32), FLOAT, kinds.F32),
@@ -104,6 +114,11 @@ KINDS: dict[str, tuple[Make, tuple[int, ...], int]] = {
     "int4 group of 50": (partial(rounded, "int4", group=50), FIFTIES, kinds.U4),
     "int4 zero points": (partial(stored, "int4_asym"), EVEN[1:], kinds.U4_OFFSET),
     "gptq": (partial(stored, "gptq_v1"), EVEN[1:], kinds.U4_OFFSET),
+    "fp8 block": (partial(stored, "fp8_block"), EVEN, kinds.E4M3),
+    "fp8 channel": (partial(stored, "fp8_channel"), EVEN, kinds.E4M3),
+    "fp8 codes": (e4m3, EVEN, kinds.E4M3),
+    "nvfp4": (partial(stored, "nvfp4_modelopt"), BLOCK, kinds.U4_TABLE),
+    "nvfp4 divided": (partial(stored, "nvfp4_compressed"), BLOCK, kinds.U4_TABLE),
     "mlx 4 bit": (partial(stored, "mlx4"), BLOCK, kinds.U4_OFFSET),
     "mlx 8 bit": (partial(stored, "mlx8"), BLOCK, kinds.I8_OFFSET),
 }
@@ -255,7 +270,7 @@ def test_poison_stays_in_its_row(kind, rows):
     assert torch.equal(multiply(x), expected), "what a call leaves behind is not read by the next"
 
 
-def padding_lanes(panels: kinds.Panels) -> list[Tensor]:
+def padding_lanes(panels: Panels) -> list[Tensor]:
     """Of the last block, where nobody's weights are."""
     used = panels.struct.num_outs % kinds.WIDTH
     in_pairs = panels.struct.type in (kinds.BF16, kinds.BF16_ROUNDED)
@@ -315,12 +330,16 @@ def test_a_child_process_has_threads_of_its_own(threads):
 
 
 def test_what_it_does_not_know_is_left_to_others():
+    not_a_number = e4m3(8, 64)
+    not_a_number.tensors[0].view(torch.uint8)[3, 5] = 0xFF
+    parts = {"weight": draw(8, 64).to(torch.float8_e5m2), "weight_scale": torch.ones(8, 1)}
+    e5m2 = detect(packing.header(parts), (8, 64), {}).pack(parts, (8, 64))
     for weight in (
         draw(8, 31).bfloat16(),  # taken two at a time
         draw(8, 32).double(),
         stored("int4_actorder", 8, 64),  # groups that are no runs of columns
-        stored("fp8_block", 8, 64),
-        stored("nvfp4_modelopt", 8, 64),
+        e5m2,
+        not_a_number,
         rounded("int8", 8, 31),
     ):
         assert Source.of(weight) is None

@@ -10,7 +10,7 @@ from test_native_linear import KINDS
 from torch import Tensor
 
 from headlong.ops import native
-from headlong.ops.linear.native import Source
+from headlong.ops.linear.native_source import Source
 from headlong.ops.moe.native import NativeExperts
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
 from headlong.ops.registry import choose_backend
@@ -155,6 +155,7 @@ def test_weights_it_cannot_take_are_left_to_others(where):
     weights = weights_of("int8 channel")
     hidden = sizes_of("int8 channel")[0]
     parts = packing.pack(draw(hidden, hidden, seed=0), "fp8_channel")
+    parts["weight"] = parts["weight"].float().to(torch.float8_e5m2)
     foreign = detect(packing.header(parts), (hidden, hidden), {}).pack(parts, (hidden, hidden))
     experts = [*(weights.load(e) for e in range(EXPERTS)), weights.shared]
     experts[where] = ExpertWeights([foreign] * 2, foreign)

@@ -9,8 +9,9 @@ from headlong.ops.argmax import native as native_argmax
 from headlong.ops.argmax import reference as reference_argmax
 from headlong.ops.embedding.native import NativeEmbedding
 from headlong.ops.embedding.reference import ReferenceEmbedding
-from headlong.ops.linear import native as kinds
-from headlong.ops.linear.native import NativeLinear, Source
+from headlong.ops.linear import native_source as kinds
+from headlong.ops.linear.native import NativeLinear
+from headlong.ops.linear.native_source import Source
 from headlong.ops.registry import choose_backend
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="native kernels are not built or turned off")

@@ -9,7 +9,8 @@ from engine.engine_cases import quiet
 from headlong import LLM, Grammar, SamplingParams
 from headlong.ops import native
 from headlong.ops.linear.invariance import RowLinear
-from headlong.ops.linear.native import NativeLinear, Source
+from headlong.ops.linear.native import NativeLinear
+from headlong.ops.linear.native_source import Source
 from headlong.ops.linear.onednn import OneDnnLinear
 from headlong.ops.linear.reference import ReferenceLinear
 from headlong.ops.linear.stacked import StackedLinear

@@ -16,7 +16,8 @@ from headlong.ops.gated_attention.native import NativeGatedAttention
 from headlong.ops.gated_attention.reference import GatedAttentionWeights
 from headlong.ops.interfaces import DeltaNet, Embedding, Experts, GatedAttention
 from headlong.ops.linear.linear import Argmax, Linear, Shard, SiluMul
-from headlong.ops.linear.native import NativeLinear, Source
+from headlong.ops.linear.native import NativeLinear
+from headlong.ops.linear.native_source import Source
 from headlong.ops.moe.native import NativeExperts
 from headlong.ops.moe.weights import MoeWeights
 from headlong.ops.native import threads_for_native
@@ -106,6 +107,6 @@ class NativeBackend(ReferenceBackend):
         return made
 
     def explain_linear(self, dtype: torch.dtype, packed: Format | None) -> tuple[str, str]:
-        if packed is None or packed.whole_numbers:
+        if packed is None or packed.whole_numbers or packed.has_float_coding:
             return NativeLinear.name, "as narrow as it is stored" if packed is not None else ""
         return super().explain_linear(dtype, packed)

@@ -37,8 +37,16 @@ class Grouping(NamedTuple):
     span: int = 1
 
 
+class FloatCoding(NamedTuple):
+    """How a matrix is made of codes that stand for floats: value · scale, by even groups of columns."""
+
+    group: int
+    values: tuple[float, ...] | None
+    """What the 16 codes of four bits stand for; None where codes are bytes of e4m3, none of them NaN."""
+
+
 class Grouped(NamedTuple):
-    """Some rows of a matrix that is made of integers by group: their codes, scales and offsets."""
+    """Some rows of a matrix that is made of codes by group: their codes, scales and offsets."""
 
     codes_RD: Tensor
     """The codes, int8 or uint8."""
@@ -74,9 +82,14 @@ class PackedWeight(ABC):
         """How the weight is made of integers by group; None if it is not."""
         return None
 
+    def float_coding(self) -> FloatCoding | None:
+        """How the weight is made of codes that stand for floats; None if it is not."""
+        return None
+
     def grouped(self, first: int, last: int) -> Grouped:  # noqa: ARG002
-        """The codes, scales and offsets of the rows [first, last). Called only where there is a grouping."""
-        raise AssertionError(f"{self.format.label} weights are not whole numbers by group")
+        """The codes, scales and offsets of the rows [first, last). Called only where there is a grouping or a
+        coding."""
+        raise AssertionError(f"{self.format.label} weights are not codes by group")
 
     def permuted(self, order: Tensor) -> "PackedWeight":  # noqa: ARG002
         """The weight with its rows in another order. Called only on weights of GGUF files."""
@@ -109,6 +122,11 @@ class Format(ABC):
     @abstractmethod
     def bits(self) -> float:
         """How many bits a weight takes, scales included."""
+
+    @property
+    def has_float_coding(self) -> bool:
+        """Whether weights of this format have a coding, unless groups do not divide their columns."""
+        return False
 
     @classmethod
     @abstractmethod

@@ -6,15 +6,15 @@ static scales are left alone. Knows nothing of who multiplies.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from math import ceil
+from functools import cache, cached_property
+from math import ceil, gcd
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from headlong.errors import CheckpointError
-from headlong.quant.format import Format, Part, Shape
+from headlong.quant.format import FloatCoding, Format, Grouped, Part, Shape
 from headlong.quant.parts import (
     ACTIVATION_PARTS,
     SCALAR_SHAPES,
@@ -30,6 +30,9 @@ from headlong.quant.parts import (
 FP8_DTYPES = ("F8_E4M3", "F8_E5M2")
 SCALE_NAMES = ("weight_scale_inv", "weight_scale")
 USUAL_BLOCK = (128, 128)
+
+ROWS_AT_A_TIME = 1024
+"""How many rows are looked through for NaN at a time."""
 
 Block = tuple[int, int]
 
@@ -48,6 +51,10 @@ class Fp8Format(Format):
     dtype: str = "F8_E4M3"
     scale_name: str = "weight_scale"
     scale_bits: int = 32
+
+    @property
+    def has_float_coding(self) -> bool:
+        return self.dtype == "F8_E4M3"
 
     @property
     def label(self) -> str:
@@ -169,6 +176,27 @@ class Fp8Weight(RowWeight):
         for values, scales in by_group(values_ND, self._scales(rows), self.block[1]):
             values.mul_(scales)
         return values_ND
+
+    def float_coding(self) -> FloatCoding | None:
+        return self._coding
+
+    @cached_property
+    def _coding(self) -> FloatCoding | None:
+        if self.weight_OD.dtype != torch.float8_e4m3fn:
+            return None
+        for rows in self.weight_OD.view(torch.uint8).split(ROWS_AT_A_TIME):
+            if bool((rows & 0x7F == 0x7F).any()):  # NaN
+                return None
+        whole = self.scale_RC.shape[1] == 1
+        return FloatCoding(self.in_features if whole else gcd(self.block[1], self.in_features), None)
+
+    def grouped(self, first: int, last: int) -> Grouped:
+        assert self._coding is not None
+        scales_RC = self._scales(slice(first, last)).expand(last - first, -1)
+        columns = torch.arange(0, self.in_features, self._coding.group, device=self.device)
+        return Grouped(
+            self.weight_OD[first:last].view(torch.uint8), scales_RC[:, columns // self.block[1]], None
+        )
 
     def _scales(self, rows: Rows) -> Tensor:
         per_scale = self.block[0]

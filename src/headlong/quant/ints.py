@@ -27,6 +27,11 @@ def lookup_nibbles(packed_RB: Tensor, meaning: tuple[float, ...]) -> Tensor:
     return pairs.view(torch.float32).view(packed_RB.shape[0], -1)
 
 
+def split_nibbles(packed_RB: Tensor) -> Tensor:
+    """Both halves of each byte, the low one first, as bytes of their own [R, 2B]."""
+    return torch.stack((packed_RB & 15, packed_RB >> 4), dim=2).flatten(1)
+
+
 @cache
 def _pairs(meaning: tuple[float, ...], device: torch.device) -> Tensor:
     """A table with the two floats of each byte in one int64, since one look-up is faster than two."""

@@ -12,9 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from headlong.errors import CheckpointError
-from headlong.quant.format import Format, Part, Shape
+from headlong.quant.format import FloatCoding, Format, Grouped, Part, Shape
 from headlong.quant.fp8 import decode_fp8
-from headlong.quant.ints import lookup_nibbles
+from headlong.quant.ints import lookup_nibbles, split_nibbles
 from headlong.quant.parts import (
     ACTIVATION_PARTS,
     SCALAR_SHAPES,
@@ -59,6 +59,10 @@ class Nvfp4Format(Format):
     @property
     def label(self) -> str:
         return self.name if self.group == GROUP else f"{self.name} group {self.group}"
+
+    @property
+    def has_float_coding(self) -> bool:
+        return True
 
     @property
     def bits(self) -> float:
@@ -130,9 +134,18 @@ class Nvfp4Weight(RowWeight):
         return (self.codes_OB, self.scale_OG, self.global_scale)
 
     def unpack(self, rows: Rows) -> Tensor:
-        scales_RG = decode_fp8(self.scale_OG[rows])
-        scales_RG = scales_RG.div_(self.global_scale) if self.divides else scales_RG.mul_(self.global_scale)
         values_RD = lookup_nibbles(self.codes_OB[rows], E2M1)
-        for values, scales in by_group(values_RD, scales_RG, self.group):
+        for values, scales in by_group(values_RD, self._scales(rows), self.group):
             values.mul_(scales)
         return values_RD
+
+    def float_coding(self) -> FloatCoding | None:
+        return None if self.in_features % self.group else FloatCoding(self.group, E2M1)
+
+    def grouped(self, first: int, last: int) -> Grouped:
+        rows = slice(first, last)
+        return Grouped(split_nibbles(self.codes_OB[rows]), self._scales(rows), None)
+
+    def _scales(self, rows: Rows) -> Tensor:
+        scales_RG = decode_fp8(self.scale_OG[rows])
+        return scales_RG.div_(self.global_scale) if self.divides else scales_RG.mul_(self.global_scale)

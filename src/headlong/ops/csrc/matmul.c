@@ -46,7 +46,7 @@ typedef struct {
 } Version;
 
 typedef struct {
-    Work split_rows, blocks[NUM_TYPES];
+    Work split_rows, blocks[NUM_TYPES]; /* null where codes are no whole numbers */
     int64_t (*bytes_per_row)(const Matrix *w); /* the bytes that a row's pieces take */
 } Digits;
 static const Digits *digits; /* null where the CPU has no byte dot products */
@@ -109,7 +109,7 @@ void gemm(const Matrix *w, const float *x, int64_t num_rows, float *y, int64_t s
         product.pairs = (uint32_t *)workspace(PAIRS, (num_rows * w->num_ins + 1) / 2);
         parallel_for(version->round_rows, &product, num_rows, SHARED_ROWS, num_threads);
         if (tiles && w->num_ins % TILE_STEP == 0) blocks = tiles;
-    } else if (w->type >= I8 && digits) {
+    } else if (digits && digits->blocks[w->type]) {
         product.pieces = (Piece *)workspace(PIECES, num_rows * digits->bytes_per_row(w) / 4);
         parallel_for(digits->split_rows, &product, num_rows, SHARED_ROWS, num_threads);
         blocks = digits->blocks[w->type];

@@ -88,8 +88,31 @@ INLINE Factors VERSION(group_at)(int type, const Matrix *w, int64_t block, int64
     return result;
 }
 
-/* Code `i` of units, whose bytes are signed, or nibbles in their low ends. */
-INLINE Floats VERSION(of_code)(int type, Unsigned units, int i, Factors by) {
+/* Exact, and without subnormal floats, which some CPUs are slow at: exponent 0 is computed one higher, minus that. */
+INLINE Floats VERSION(of_e4m3)(Unsigned code) {
+    Unsigned size = code & 0x7F, is_small = (Unsigned)(size < 8);
+    Floats magnitude = (Floats)((size << 20) + (120 << 23) + (is_small & 1 << 23)) - (Floats)(is_small & 121 << 23);
+    return (Floats)((Unsigned)magnitude | (code & 0x80) << 24);
+}
+
+INLINE Floats VERSION(of_table)(const float *table, Unsigned code) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_permutexvar_ps((__m512i)code, _mm512_loadu_ps(table));
+#elif defined(__AVX2__)
+    const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), (__m256i)code);
+    const __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), (__m256i)code);
+    return (Floats)_mm256_blendv_ps(low, high, (__m256)(code << 28)); /* by the code's highest bit */
+#else
+    Floats found;
+    for (int lane = 0; lane < LANES; lane++) found[lane] = table[code[lane]];
+    return found;
+#endif
+}
+
+/* Code `i` of units, whose bytes are signed or e4m3, or nibbles in their low ends. */
+INLINE Floats VERSION(of_code)(int type, const Matrix *w, Unsigned units, int i, Factors by) {
+    if (type == E4M3) return VERSION(of_e4m3)(units >> 8 * i & 0xFF) * by.scale;
+    if (type == U4_TABLE) return VERSION(of_table)(w->table, units >> 8 * i & 15) * by.scale;
     Signed code = type < U4 ? (Signed)(units << (24 - 8 * i)) >> 24 : (Signed)(units >> 8 * i & 15);
     Floats whole = __builtin_convertvector(code, Floats);
     return type == I8 ? whole * by.scale : whole * by.scale + by.offset;
@@ -110,9 +133,10 @@ INLINE Weights VERSION(decode)(int type, const Matrix *w, const uint8_t *codes, 
     }
     const CodePosition place = code_position(type, w->group, group_index, k - group_index * w->group);
     memcpy(&bits, codes + place.unit * WIDTH * UNIT, sizeof bits);
-    bits = type < U4 ? bits ^ 0x80808080 : bits >> (uint32_t)place.shift;
-    return (Weights){VERSION(of_code)(type, bits, 0, by), VERSION(of_code)(type, bits, 1, by),
-                     VERSION(of_code)(type, bits, 2, by), VERSION(of_code)(type, bits, 3, by)};
+    if (type == I8 || type == I8_OFFSET) bits ^= 0x80808080;
+    if (type >= U4) bits >>= (uint32_t)place.shift;
+    return (Weights){VERSION(of_code)(type, w, bits, 0, by), VERSION(of_code)(type, w, bits, 1, by),
+                     VERSION(of_code)(type, w, bits, 2, by), VERSION(of_code)(type, w, bits, 3, by)};
 }
 
 /* `num_rows` rows of x against LANES · `panels` outputs of a block from `out` on, by weights [first, last) of each;
@@ -249,7 +273,8 @@ INLINE void VERSION(blocks)(int type, const GemmCall *job, int64_t begin, int64_
     static void VERSION(blocks_##TYPE)(const void *arg, int64_t begin, int64_t end) { \
         VERSION(blocks)(TYPE, arg, begin, end);                                       \
     }
-OF_TYPE(F32) OF_TYPE(F16) OF_TYPE(BF16) OF_TYPE(I8) OF_TYPE(I8_OFFSET) OF_TYPE(U4) OF_TYPE(U4_OFFSET)
+OF_TYPE(F32) OF_TYPE(F16) OF_TYPE(BF16) OF_TYPE(I8) OF_TYPE(I8_OFFSET) OF_TYPE(E4M3)
+OF_TYPE(U4) OF_TYPE(U4_OFFSET) OF_TYPE(U4_TABLE)
 #if defined(__AVX512BF16__)
 OF_TYPE(BF16_ROUNDED)
 #define ROUNDED BF16_ROUNDED
@@ -274,7 +299,8 @@ static void VERSION(round_rows)(const void *arg, int64_t first, int64_t last) {
 #define BLOCKS_OF(TYPE) VERSION(blocks_##TYPE)
 static const Version VERSION(version) = {
     {VERSION(blocks_F32), VERSION(blocks_F16), VERSION(blocks_BF16), BLOCKS(ROUNDED), VERSION(blocks_I8),
-     VERSION(blocks_I8_OFFSET), VERSION(blocks_U4), VERSION(blocks_U4_OFFSET)},
+     VERSION(blocks_I8_OFFSET), VERSION(blocks_E4M3), VERSION(blocks_U4), VERSION(blocks_U4_OFFSET),
+     VERSION(blocks_U4_TABLE)},
 #if defined(__AVX512BF16__)
     VERSION(round_rows),
 #else

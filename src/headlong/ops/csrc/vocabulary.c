@@ -19,6 +19,12 @@ INLINE float from_f16(uint16_t h) {
     return x;
 }
 
+INLINE float from_e4m3(uint8_t code) {
+    const int size = code & 0x7F;
+    const float magnitude = size < 8 ? (float)size * 0x1p-9f : (float)(8 + size % 8) * ldexpf(1.0f, size / 8 - 10);
+    return code & 0x80 ? -magnitude : magnitude;
+}
+
 static float factor(const Matrix *w, const uint8_t *factors, const uint8_t *shared_factors, int64_t block,
                     int64_t group_index, int64_t lane) {
     const int64_t groups = w->num_ins / w->group, at = (block * groups + group_index) * WIDTH + lane;
@@ -31,7 +37,10 @@ static float factor(const Matrix *w, const uint8_t *factors, const uint8_t *shar
 static float code_at(const Matrix *w, int64_t block, int64_t lane, int64_t k) {
     const CodePosition at = code_position(w->type, w->group, k / w->group, k % w->group);
     const int byte = w->codes[((block * units_per_output(w) + at.unit) * WIDTH + lane) * UNIT + at.shift / 8];
-    return (float)(w->type < U4 ? byte - 128 : byte >> at.shift % 8 & 15);
+    if (w->type == E4M3) return from_e4m3((uint8_t)byte);
+    const int nibble = byte >> at.shift % 8 & 15;
+    if (w->type == U4_TABLE) return w->table[nibble];
+    return (float)(w->type < U4 ? byte - 128 : nibble);
 }
 
 /* Unpacks row `token` of the weight. */

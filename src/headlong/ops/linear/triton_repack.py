@@ -24,6 +24,7 @@ from headlong.ops.linear.triton_weight import (
 )
 from headlong.quant.format import PackedWeight, Weight
 from headlong.quant.fp8 import Fp8Weight
+from headlong.quant.ints import split_nibbles
 from headlong.quant.nvfp4 import Nvfp4Weight
 from headlong.quant.plain import PlainWeight
 
@@ -106,8 +107,12 @@ def rows_of(weight: Weight, layout: WeightLayout, first: int, last: int) -> Rows
     if isinstance(weight, Nvfp4Weight):
         whole = weight.global_scale.reciprocal() if weight.divides else weight.global_scale
         packed = weight.codes_OB[first:last]
-        codes = torch.stack((packed & 15, packed >> 4), dim=2).flatten(1)
-        return Rows(pair_codes(codes, 4), weight.scale_OG[first:last], None, whole.expand(last - first))
+        return Rows(
+            pair_codes(split_nibbles(packed), 4),
+            weight.scale_OG[first:last],
+            None,
+            whole.expand(last - first),
+        )
     codes, scales, offsets, scale_wholes, offset_wholes = weight.grouped(first, last)
     scales, offsets = _whole(scales, scale_wholes), _whole(offsets, offset_wholes)
     codes = pair_codes((codes.int() + layout.zero_point & 255).to(torch.uint8), layout.bits)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from headlong.ops import native
-from headlong.ops.linear.native import NativeLinear, Source
+from headlong.ops.linear.native import NativeLinear
+from headlong.ops.linear.native_source import Source
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
 from headlong.ops.norm.normed import Norm, Normed, whole
 from headlong.quant.format import Weight
