@@ -112,6 +112,10 @@ class EngineConfig:
     check_every_step: bool = _option(False, "switch", "verify pages, slots and hashes after every step; slow")
     """Checks the state's invariants after every step; this is for finding faults."""
 
+    map_files: bool = True
+    """Whether weights are laid out from a mapping of their file. Whoever truncates a mapped file ends the process that
+    uses it, so a server, which others depend on, reads. No option: nobody else has a reason to choose."""
+
     def __post_init__(self) -> None:
         if self.mtp not in ("auto", "on", "off"):
             raise ConfigError(f"mtp must be 'auto', 'on' or 'off', not {self.mtp!r}")

@@ -11,7 +11,7 @@ import pytest
 from model_folders import place_model
 
 from headlong import LLM, AsyncLLM, SamplingParams
-from headlong.engine.local import LocalEngines
+from headlong.engine.local import LocalEngine, LocalEngines
 from headlong.errors import CheckpointError, ConfigError, HeadlongError
 from headlong.server import model as model_module
 from headlong.server.errors import ApiError
@@ -435,3 +435,19 @@ def test_swapping_under_load(folder, truth):
     before = engine_threads()
     running(body, model_dir=str(folder))
     assert engine_threads() <= before
+
+
+def test_files_are_read_not_mapped(monkeypatch):
+    configs = []
+
+    def load(self, model, config, progress):  # noqa: ARG001 - a method
+        configs.append(config)
+        return LocalEngine.load(model, config, progress)
+
+    monkeypatch.setattr(LocalEngines, "load", load)
+
+    async def body(pool):
+        assert pool.find(EMBEDDED) is not None
+
+    running(body)
+    assert [config.map_files for config in configs] == [False]

@@ -275,6 +275,6 @@ def _loader(blueprint: Blueprint, dtype: torch.dtype, ops: Backend, *, head: boo
         keep_stored=(blueprint.is_packed or ops.lays_out_weights)
         and not (head and options.draft_dtype != "auto"),
         repack=blueprint.repacked_head if head else None,
-        mapped=ops.lays_out_weights,
+        mapped=options.map_files and ops.lays_out_weights,
         row_order=blueprint.row_order,
     )

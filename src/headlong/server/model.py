@@ -80,7 +80,7 @@ def load(
 ) -> Model:
     """Loads a model until it is ready to serve; `options` are those of its engine. Takes its time: not for the event
     loop."""
-    client = loader.load(source.model, EngineConfig(**options), progress)
+    client = loader.load(source.model, EngineConfig(**options, map_files=False), progress)
     tokenizer = client.text.tokenizer
     chat_format = ChatFormat.detect(
         None if tokenizer is None else tokenizer.chat_template,
