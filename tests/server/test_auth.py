@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 from headlong.server import keys
 from headlong.server.auth import ANONYMOUS, Auth, is_loopback
 from headlong.server.errors import ApiError
+from support.serving import RunningServer
 
 USER, OTHER_USER, ADMIN = "user-key-user-key", "another-user-key", "admin-key-admin-key"
 HERE = {"host": "127.0.0.1:8000"}
@@ -203,3 +204,20 @@ def test_nothing_tells_a_key(auth):
 )
 def test_loopback(host, wanted):
     assert is_loopback(host) is wanted
+
+
+@pytest.mark.parametrize("has_admin", [True, False])
+def test_a_web_page_reaches_no_server_without_api_keys(has_admin):
+    """An admin key opens administration; it does not close what needs no key."""
+    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+    admin_keys = (keys.hash_key(ADMIN),) if has_admin else ()
+    with RunningServer(max_rows=1, admin_keys=admin_keys) as running, running.client() as http:
+        for given, wanted in (
+            ({}, 200),
+            ({"origin": running.url}, 200),
+            ({"origin": "https://evil.example"}, 403),
+            ({"origin": "null"}, 403),
+            ({"host": "evil.example"}, 403),
+        ):
+            answer = http.post("/v1/chat/completions", json=body, headers=given)
+            assert answer.status_code == wanted, (given, answer.text)

@@ -92,6 +92,11 @@ def test_users_may_not_load(http):
         ({"model_name": "one", "max_rows": "4"}, 400, "max_rows"),
         ({"model_name": "../one"}, 404, "model_name"),
         ({"model_name": "/etc"}, 404, "model_name"),
+        ({"model_name": "one", "drafter": "/etc"}, 404, "drafter"),
+        ({"model_name": "one", "drafter": "/etc/passwd"}, 404, "drafter"),
+        ({"model_name": "one", "drafter": "/no/such/place"}, 404, "drafter"),
+        ({"model_name": "one", "drafter": "../one"}, 404, "drafter"),
+        ({"model_name": "one", "drafter": "~"}, 404, "drafter"),
         ({"model_name": "one", "max_rows": 0}, 400, None),
         ({"model_name": "one", "gpu_memory_fraction": 2}, 400, None),
         ({"model_name": "one", "draft_model": {"draft_mode": "eagle"}}, 400, None),
@@ -105,6 +110,27 @@ def test_refused_loads_leave_the_old_one(http, body, status, param):
     assert ids(http, AS_USER) == [EMBEDDED]
     served = http.post("/v1/chat/completions", json=STORY | {"max_tokens": 2}, headers=AS_USER)
     assert served.status_code == 200
+
+
+def test_a_drafter_has_a_name_like_any_model(http):
+    told = {
+        path: http.post("/v1/model/load", json={"model_name": "one", "drafter": path}, headers=AS_ADMIN)
+        .json()["error"]["message"]
+        .replace(path, "PATH")
+        for path in ("/etc/hostname", "/etc/no-such-file")
+    }
+    assert len(set(told.values())) == 1, "the answer tells which files there are"
+    loaded = http.post(
+        "/v1/model/load",
+        json={"model_name": "one", "drafter": "owner/two", "proposer": "draft"},
+        headers=AS_ADMIN,
+    )
+    assert loaded.status_code == 200, loaded.text
+    served = http.post(
+        "/v1/chat/completions", json=STORY | {"model": "one", "max_tokens": 8}, headers=AS_USER
+    ).json()
+    assert served["timings"]["draft_n"] > 0
+    assert http.post("/v1/model/load", json={"model_name": EMBEDDED}, headers=AS_ADMIN).status_code == 200
 
 
 def test_loading_while_a_stream_runs(running, http):

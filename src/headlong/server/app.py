@@ -103,7 +103,7 @@ def _middleware(settings: Settings, auth: Auth) -> list[Middleware]:
                 expose_headers=["x-request-id", IGNORED, UNKNOWN],
             )
         )
-    keyless = not auth.has_keys
+    keyless = auth.is_keyless
     local_only = keyless and is_loopback(settings.host)
     return [*layers, Middleware(Guard, origins=settings.cors_origins, keyless=keyless, local_only=local_only)]
 

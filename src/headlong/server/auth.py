@@ -40,6 +40,11 @@ class Auth:
     def has_keys(self) -> bool:
         return bool(self._api or self._admin)
 
+    @property
+    def is_keyless(self) -> bool:
+        """Whether users need no key: any page that a browser shows could then be one."""
+        return not self._api
+
     def check(self, headers: Mapping[str, str]) -> Caller:
         """Returns the caller, or raises a 401. `headers` looks names up in lower case, as Starlette's do."""
         if not self.has_keys:

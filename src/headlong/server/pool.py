@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from headlong.checkpoint.packages import PACKAGES
+from headlong.checkpoint.source import EMBEDDED
 from headlong.engine.client import EngineLoader
 from headlong.errors import HeadlongError
 from headlong.progress import ProgressFn, silent
@@ -115,7 +116,24 @@ class ModelPool:
                 param="model_name",
                 code="model_not_found",
             )
-        return await self._load(source, options or {}, progress)
+        return await self._load(source, self._with_drafter(options or {}), progress)
+
+    def _with_drafter(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The options with the draft model's path in place of its name, which is looked up as a model's is: whatever
+        else lies on this machine is no draft model, and the answer does not tell whether it is there."""
+        name = options.get("drafter")
+        if name is None or name == self._settings.engine_options.get("drafter"):
+            return options
+        source = self._library.by_admin(name)
+        if source is None:
+            raise ApiError(
+                404,
+                f"drafter: {_shown(name)} is neither under model_dir nor a repository id `owner/name`, "
+                f"nor {' or '.join(PACKAGES)}",
+                param="drafter",
+                code="model_not_found",
+            )
+        return {**options, "drafter": str(EMBEDDED if source.model is None else source.model)}
 
     def unload(self, name: str | None) -> Model:
         """Retires a model; what runs on it goes on to its end."""
