@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from headlong import LLM
 from headlong.errors import CheckpointError, ConfigError, HeadlongError
 from headlong.models import registry
 from support import tiny
+from support.artifacts import CONFIGS
 from support.tiny import LINEAR
 
 
@@ -179,8 +181,48 @@ def test_older_spellings_of_rope(dense):
     config = config_of(dense)
     rope = config.pop("rope_parameters")
     expected = parse(config_of(dense))
-    assert parse(config | {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]} | rope}) == expected
+    assert parse(config | {"rope_scaling": {"type": "default"} | rope}) == expected
     assert parse(config | {k: rope[k] for k in ("rope_theta", "partial_rotary_factor")}) == expected
+
+
+@pytest.mark.parametrize(
+    ("rope", "sections"),
+    [
+        ({"mrope_section": [2, 1, 1], "mrope_interleaved": True}, (2, 1, 1)),
+        ({"rope_type": "mrope", "mrope_section": [2, 2, 0]}, (2, 2, 0)),
+        ({"mrope_section": [2, 1, 1], "mrope_interleaved": False}, ()),
+        ({"mrope_section": None}, ()),
+    ],
+)
+def test_sections_of_rope(dense, rope, sections):
+    config = config_of(dense)
+    found = parse(config | {"rope_parameters": config["rope_parameters"] | rope})
+    assert found.rotary_dim == 8 and found.rope_sections == sections
+    assert replace(found, rope_sections=()) == parse(config)
+
+
+@pytest.mark.parametrize(
+    "sections", [[2, 1], [2, 2, 1], [4, -1, 1], [2, 1, True], [2.0, 1, 1], [], {}, "2, 1, 1", 4]
+)
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_sections_that_do_not_share_out_the_frequencies_are_refused(dense, sections, interleaved):
+    config = config_of(dense)
+    rope = config["rope_parameters"] | {"mrope_section": sections, "mrope_interleaved": interleaved}
+    with pytest.raises(HeadlongError, match="rope_parameters: mrope_section must list .* in sum 4, not"):
+        parse(config | {"rope_parameters": rope})
+
+
+def test_sections_of_published_configs_are_read():
+    """In their real size, and in the size they are kept in here: each config names its sections."""
+    config, read = json.loads((CONFIGS / "Qwen--Qwen3.5-27B_config.json").read_text()), []
+    for path in sorted(CONFIGS.glob("*_config.json")):
+        if "mrope_section" in path.read_text():
+            read.append(parse(json.loads(path.read_text())))
+    assert len(read) == 17 and all(sum(found.rope_sections) == found.rotary_dim // 2 for found in read)
+    text = config["text_config"]
+    rope = text["rope_parameters"] | {"mrope_section": [11, 11, 10]}
+    found = parse(config | {"text_config": text | {"head_dim": 256, "rope_parameters": rope}})
+    assert found.rope_sections == (11, 11, 10) and found.rotary_dim == 64
 
 
 def test_layer_types_by_interval(dense):

@@ -48,7 +48,7 @@ def decoder(
 ) -> ModelConfig:
     """What is read alike in every family, and a family's `own` fields. `rotary_part` of the head is rotated and
     `max_position` tokens are read where the config does not say."""
-    theta, rotary_dim, scaling = rope(f, attention.head_dim, rotary_part)
+    theta, rotary_dim, scaling, sections = rope(f, attention.head_dim, rotary_part)
     return ModelConfig(
         vocab_size=f.int("vocab_size"),
         hidden_size=attention.hidden_size,
@@ -57,6 +57,7 @@ def decoder(
         rope_theta=theta,
         rotary_dim=rotary_dim,
         rope_scaling=scaling,
+        rope_sections=sections,
         attention=attention,
         eos_token_ids=_token_ids(f.data.get("eos_token_id"), f.where),
         **own,
@@ -121,8 +122,10 @@ def check_divides(f: Fields, name: str, small: int, big: int) -> None:
         raise ConfigError(f"{f.where}: {name} ({small}) must divide the number of heads it serves ({big})")
 
 
-def rope(f: Fields, head_dim: int, rotary_part: float) -> tuple[float, int, Llama3Scaling | None]:
-    """Text positions are one-dimensional, so multimodal rotary sections change nothing here."""
+def rope(
+    f: Fields, head_dim: int, rotary_part: float
+) -> tuple[float, int, Llama3Scaling | None, tuple[int, ...]]:
+    """The base of the rotation, how many dimensions of a head it turns, its scaling, and its sections."""
     rope = f.data.get("rope_parameters") or f.data.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
         raise ConfigError(f"{f.where}: rope_parameters must be an object, not {rope!r}")
@@ -136,7 +139,24 @@ def rope(f: Fields, head_dim: int, rotary_part: float) -> tuple[float, int, Llam
         raise ConfigError(
             f"{f.where}: partial_rotary_factor leaves {rotary_dim} rotary dimensions; needs an even number"
         )
-    return theta, rotary_dim, _llama3_scaling(merged) if kind == "llama3" else None
+    scaling = _llama3_scaling(merged) if kind == "llama3" else None
+    return theta, rotary_dim, scaling, _rope_sections(merged, rotary_dim // 2)
+
+
+def _rope_sections(f: Fields, num_frequencies: int) -> tuple[int, ...]:
+    """How many frequencies each of a token's positions turns; empty where tokens have one position alone. Where they
+    follow each other in runs instead of taking turns, no op knows the layout: then only text, whose positions are all
+    equal, may be read, and sections are checked and dropped."""
+    sections = f.data.get("mrope_section")
+    if sections is None:
+        return ()
+    counts = [n for n in sections if type(n) is int and n >= 0] if isinstance(sections, list) else []
+    if not counts or counts != sections or sum(counts) != num_frequencies:
+        raise ConfigError(
+            f"{f.where}: mrope_section must list how many of the {num_frequencies} rotary frequencies each position "
+            f"of a token turns, in sum {num_frequencies}, not {sections!r}"
+        )
+    return tuple(counts) if f.bool("mrope_interleaved", True) else ()
 
 
 def _llama3_scaling(f: Fields) -> Llama3Scaling:

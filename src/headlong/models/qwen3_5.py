@@ -254,7 +254,6 @@ def _stored_layer_types(keys: Keys, num_layers: int) -> list[str]:
 def _keys(config: ModelConfig, text: Mapping[str, Any], head_layers: int) -> dict[str, Any]:
     c, moe = config.delta_net, config.moe
     assert c is not None
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     fields: dict[str, Any] = {"feed_forward_length": config.intermediate_size}
     if moe is not None:
         fields = {
@@ -264,10 +263,7 @@ def _keys(config: ModelConfig, text: Mapping[str, Any], head_layers: int) -> dic
             "expert_shared_feed_forward_length": moe.shared_intermediate_size,
         }
     fields |= {
-        "rope.dimension_sections": [
-            *(rope.get("mrope_section") or _rope_sections(config.rotary_dim // 2)),
-            0,
-        ],
+        "rope.dimension_sections": [*(config.rope_sections or _rope_sections(config.rotary_dim // 2)), 0],
         "ssm.conv_kernel": c.conv_kernel,
         "ssm.state_size": c.key_dim,
         "ssm.group_count": c.num_key_heads,
