@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from headlong.checkpoint.safetensors import read_header
+from headlong.checkpoint.safetensors import read_file
 from headlong.checkpoint.tensor_info import TORCH_DTYPES, read_into, read_tensor
 from headlong.errors import CheckpointError
 
@@ -33,7 +33,7 @@ def test_round_trip_of_every_dtype(tmp_path):
         )
         tensors[name] = values.to(dtype)
     save_file(tensors, tmp_path / "a.safetensors")
-    header = read_header(tmp_path / "a.safetensors")
+    header = read_file(tmp_path / "a.safetensors")[0]
     assert header.keys() == tensors.keys()
     for name, tensor in tensors.items():
         got = read_tensor(header[name])
@@ -44,20 +44,20 @@ def test_round_trip_of_every_dtype(tmp_path):
 def test_scalars_and_empty_tensors(tmp_path):
     tensors = {"scalar": torch.tensor(2.5), "empty": torch.empty(0, 7), "x": torch.ones(3)}
     save_file(tensors, tmp_path / "a.safetensors")
-    header = read_header(tmp_path / "a.safetensors")
+    header = read_file(tmp_path / "a.safetensors")[0]
     for name, tensor in tensors.items():
         assert header[name].shape == tuple(tensor.shape)
         assert torch.equal(read_tensor(header[name]), tensor)
 
 
 def test_file_without_tensors(tmp_path):
-    assert read_header(write_raw(tmp_path / "a.safetensors", {"__metadata__": {"format": "pt"}})) == {}
+    assert read_file(write_raw(tmp_path / "a.safetensors", {"__metadata__": {"format": "pt"}}))[0] == {}
 
 
 def test_result_owns_its_memory(tmp_path):
     path = tmp_path / "a.safetensors"
     save_file({"x": torch.ones(4)}, path)
-    info = read_header(path)["x"]
+    info = read_file(path)[0]["x"]
     got = read_tensor(info)
     path.write_bytes(b"\0" * path.stat().st_size)
     got += 1
@@ -67,7 +67,7 @@ def test_result_owns_its_memory(tmp_path):
 
 def test_stray_bool_bytes_become_true(tmp_path):
     path = write_raw(tmp_path / "a.safetensors", {"b": entry("BOOL", (3,), (0, 3))}, b"\x00\x01\x07")
-    got = read_tensor(read_header(path)["b"])
+    got = read_tensor(read_file(path)[0]["b"])
     assert got.view(torch.uint8).tolist() == [0, 1, 1]
 
 
@@ -76,7 +76,7 @@ def test_read_into_converts_piece_by_piece(tmp_path):
     tensors = {"x": torch.randn(7, 5), "b": torch.tensor([True, False, True]), "e": torch.empty(0, 3)}
     save_file(tensors, path)
     staging = torch.empty(24, dtype=torch.uint8)  # six floats: the last piece is a short one
-    for name, info in read_header(path).items():
+    for name, info in read_file(path)[0].items():
         for dtype in (torch.float32, torch.bfloat16, torch.float64):
             out = torch.full(info.shape, float("nan"), dtype=dtype)
             read_into(info, out, staging)
@@ -86,7 +86,7 @@ def test_read_into_converts_piece_by_piece(tmp_path):
 def test_file_cut_after_its_header_was_read(tmp_path):
     path = tmp_path / "a.safetensors"
     save_file({"x": torch.ones(4)}, path)
-    info = read_header(path)["x"]
+    info = read_file(path)[0]["x"]
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(CheckpointError, match=r"'x'.*ends inside"):
         read_tensor(info)
@@ -137,7 +137,7 @@ def test_hostile_header(tmp_path, case):
     header, message = HOSTILE[case]
     path = write_raw(tmp_path / "bad.safetensors", header, b"\0" * 4)
     with pytest.raises(CheckpointError) as caught:
-        read_header(path)
+        read_file(path)[0]
     assert "bad.safetensors" in str(caught.value) and message in str(caught.value)
     if isinstance(header, dict) and "t" in header:
         assert "'t'" in str(caught.value)
@@ -157,19 +157,19 @@ def test_hostile_file(tmp_path, data, message):
     path = tmp_path / "bad.safetensors"
     path.write_bytes(data)
     with pytest.raises(CheckpointError, match=message):
-        read_header(path)
+        read_file(path)[0]
 
 
 def test_absent_file_and_folder(tmp_path):
     for path in (tmp_path / "none.safetensors", tmp_path):
         with pytest.raises(CheckpointError, match="no such file"):
-            read_header(path)
+            read_file(path)[0]
 
 
 def test_lone_surrogate_in_a_name_is_printable(tmp_path):
     path = write_raw(tmp_path / "a.safetensors", b'{"\\ud800": 1}')
     with pytest.raises(CheckpointError) as caught:
-        read_header(path)
+        read_file(path)[0]
     str(caught.value).encode("utf-8")
 
 
@@ -205,7 +205,7 @@ def test_mutated_files_raise_only_checkpoint_errors(tmp_path, edits, fix_length,
     path = tmp_path / "fuzz.safetensors"
     path.write_bytes(bytes(blob[:cut]))
     try:
-        header = read_header(path)
+        header = read_file(path)[0]
     except CheckpointError as error:
         assert "fuzz.safetensors" in str(error)
         return

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from headlong.checkpoint.gguf_writing import ALIGNMENT, WRITABLE, block_elements, write_gguf
-from headlong.checkpoint.safetensors import read_header
+from headlong.checkpoint.safetensors import read_file
 from headlong.checkpoint.writing import (
     Entry,
     copied,
@@ -156,7 +156,7 @@ def test_safetensors_reads_what_was_written(tmp_path: Path) -> None:
         assert torch.equal(found[name].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
     with safe_open(tmp_path / "x.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt", "k": "v"}
-    assert read_header(tmp_path / "x.safetensors").keys() == weights.keys()
+    assert read_file(tmp_path / "x.safetensors")[0].keys() == weights.keys()
     total = sum(tensor.nbytes for tensor in weights.values())
     assert calls[-1] == ("write weights", total, total)
     assert [done for _, done, _ in calls] == sorted(done for _, done, _ in calls)
@@ -166,7 +166,7 @@ def test_pieces_and_copies(tmp_path: Path) -> None:
     weight = random(64, 8)
     whole = Entry("w", "BF16", (64, 8), lambda: weight.split(10))
     write_safetensors(tmp_path / "one.safetensors", [whole])
-    info = read_header(tmp_path / "one.safetensors")["w"]
+    info = read_file(tmp_path / "one.safetensors")[0]["w"]
     write_safetensors(tmp_path / "two.safetensors", [Entry("v", "BF16", (64, 8), lambda: copied(info))])
     for file, name in (("one", "w"), ("two", "v")):
         assert torch.equal(load_file(tmp_path / f"{file}.safetensors")[name], weight.bfloat16())
@@ -177,7 +177,7 @@ def test_pieces_and_copies(tmp_path: Path) -> None:
 
 def test_a_copy_of_a_file_that_shrank(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "one.safetensors", [entry("w", random(64))])
-    info = read_header(tmp_path / "one.safetensors")["w"]
+    info = read_file(tmp_path / "one.safetensors")[0]["w"]
     (tmp_path / "one.safetensors").write_bytes(b"gone")
     with pytest.raises(CheckpointError, match="'w'"):
         list(copied(info))

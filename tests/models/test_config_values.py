@@ -208,7 +208,7 @@ def test_sections_of_rope(dense, rope, sections):
 def test_sections_that_do_not_share_out_the_frequencies_are_refused(dense, sections, interleaved):
     config = config_of(dense)
     rope = config["rope_parameters"] | {"mrope_section": sections, "mrope_interleaved": interleaved}
-    with pytest.raises(HeadlongError, match="rope_parameters: mrope_section must list .* in sum 4, not"):
+    with pytest.raises(HeadlongError, match=r"rope_parameters: mrope_section must list .* in sum 4, not"):
         parse(config | {"rope_parameters": rope})
 
 

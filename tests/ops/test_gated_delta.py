@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from headlong.ops.gated_delta.reference import DeltaState, gated_delta, prepare
+from headlong.ops.gated_delta.reference import gated_delta, prepare
+from support import delta_states
 from support.ragged import gather, plan_rows, scatter, schedule, token_by_token
 
 CPU = torch.device("cpu")
@@ -29,7 +30,7 @@ def random_rows(lengths, sizes, dtype, seed=0):
 def run(steps, inputs, sizes):
     """Feeds all steps through a state of NaN; outputs per row, and the state."""
     num_rows, dtype = len(inputs[0]), inputs[0][0].dtype
-    state = DeltaState.zeros(num_rows + 1, *sizes, MAX_DRAFTS, dtype=dtype, device=CPU)
+    state = delta_states.zeros(num_rows + 1, *sizes, MAX_DRAFTS, dtype=dtype, device=CPU)
     for tensor in vars(state).values():
         tensor.fill_(torch.nan)
     state.committed_SHDE[1:] = 0.0

@@ -12,7 +12,7 @@ from headlong.ops.delta_net.native import NativeDeltaNet
 from headlong.ops.delta_net.reference import DeltaNetWeights, ReferenceDeltaNet
 from headlong.ops.gated_attention.native import NativeGatedAttention
 from headlong.ops.gated_attention.reference import GatedAttentionWeights, ReferenceGatedAttention
-from headlong.ops.gated_delta.reference import DeltaState
+from headlong.ops.native_step import NativeStep
 from headlong.ops.norm.native import NativeRmsNorm
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.registry import choose_backend
@@ -20,6 +20,7 @@ from headlong.ops.rope.reference import Rotary, angles
 from headlong.ops.silu_mul import native as native_silu_mul
 from headlong.ops.silu_mul import reference as reference_silu_mul
 from headlong.types import Rows
+from support import delta_states
 from support.ragged import gather, plan_rows, scatter, schedule, token_by_token
 
 CPU = torch.device("cpu")
@@ -51,14 +52,16 @@ def run_delta(net, weights, sequences, steps):
     dtype = weights.rate.dtype
     slots, window = len(sequences) + 1, KERNEL - 1 + MAX_DRAFTS
     sizes = (weights.num_value_heads, weights.key_dim, weights.value_dim, MAX_DRAFTS)
-    state = DeltaState.zeros(slots, *sizes, dtype=dtype, device=CPU)
+    state = delta_states.zeros(slots, *sizes, dtype=dtype, device=CPU)
     state.drafts_SKHX.fill_(torch.nan)
     windows = torch.zeros(slots, window, weights.conv_channels, dtype=dtype)
     windows[:, KERNEL - 1 :] = torch.nan
     results = [torch.empty(len(s), sizes[0] * sizes[2], dtype=s.dtype) for s in sequences]
     generator = torch.Generator().manual_seed(0)
     for step in steps:
-        plan = net.prepare(plan_rows(step), KERNEL, window, CPU)
+        rows = plan_rows(step)
+        native_step = isinstance(net, NativeDeltaNet)
+        plan = NativeStep.of(rows) if native_step else net.prepare(rows, KERNEL, window, CPU)
         scatter(step, net(gather(step, sequences, generator), state, windows, plan), results)
     return results
 

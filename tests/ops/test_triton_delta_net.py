@@ -7,7 +7,6 @@ import torch
 from test_native import KERNEL, delta_weights, randn
 
 from headlong.ops.delta_net.reference import ReferenceDeltaNet
-from headlong.ops.gated_delta.reference import DeltaState
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.triton_step import TritonStep
 from support.ragged import Share, gather, plan_rows, scatter, schedule, token_by_token
@@ -15,6 +14,7 @@ from support.ragged import Share, gather, plan_rows, scatter, schedule, token_by
 triton = pytest.importorskip("triton")
 from headlong.ops.delta_net import triton as op  # noqa: E402
 from headlong.ops.delta_net.triton import TritonDeltaNet  # noqa: E402
+from support import delta_states  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ON_GPU = DEVICE.type == "cuda"
@@ -51,7 +51,7 @@ def draw_steps(seed):
 def fresh_state(weights, num_rows):
     """Slots 1 to num_rows are empty; what is not to be read, slots 0 and the last among it, is no number."""
     sizes = (weights.num_value_heads, weights.key_dim, weights.value_dim, MAX_DRAFTS)
-    state = DeltaState.zeros(num_rows + 2, *sizes, device=DEVICE)
+    state = delta_states.zeros(num_rows + 2, *sizes, device=DEVICE)
     state.drafts_SKHX.fill_(torch.nan)
     windows = torch.full((num_rows + 2, WINDOW, weights.conv_channels), torch.nan, device=DEVICE)
     state.committed_SHDE[[0, -1]] = torch.nan
@@ -167,7 +167,7 @@ def test_no_room_for_drafts():
     weights, (sequence, *_) = on_device(sizes), draw_sequences(sizes)
     results = []
     for net in (TritonDeltaNet(weights), ReferenceDeltaNet(weights)):
-        state = DeltaState.zeros(2, 2, 8, 12, 0, device=DEVICE)
+        state = delta_states.zeros(2, 2, 8, 12, 0, device=DEVICE)
         windows = torch.zeros(2, PAST, weights.conv_channels, device=DEVICE)
         for start, end in ((0, 2), (2, 3), (3, 8)):
             step = plan_rows([Share(0, start, end - start)])

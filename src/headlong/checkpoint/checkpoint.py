@@ -151,10 +151,7 @@ def _add(tensors: dict[str, TensorInfo], info: TensorInfo) -> None:
 def _open_gguf(path: Path, opened: Path) -> Checkpoint:
     """Opens a GGUF file and, where it has no head of its own, the head that lies beside it."""
     main = open_gguf(path)
-    try:
-        num_layers = num_main_layers(main.metadata)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+    num_layers = _num_main_layers(main)
     tensors = dict(main.tensors)
     layers = dict.fromkeys({info.file for info in main.tensors.values()}, num_layers)
     sidecars, mlx_files = set(), set()
@@ -183,16 +180,20 @@ def _open_gguf(path: Path, opened: Path) -> Checkpoint:
     )
 
 
+def _num_main_layers(file: GgufFile) -> int:
+    try:
+        return num_main_layers(file.metadata)
+    except CheckpointError as error:
+        raise CheckpointError(f"{file.path}: {error}") from error
+
+
 def _read_sidecar(file: Path, main: GgufFile, layers: dict[Path, int]) -> tuple[list[TensorInfo], bool]:
     """The head's tensors alone: a GGUF sidecar may repeat the target's embedding, which is not needed twice."""
     if file.suffix != ".gguf":
         found, metadata = read_file(file)
         return list(found.values()), metadata.get("format") == "mlx"
     side = open_gguf(file)
-    try:
-        num_layers = num_main_layers(side.metadata)
-    except CheckpointError as error:
-        raise CheckpointError(f"{file}: {error}") from error
+    num_layers = _num_main_layers(side)
     wanted = num_main_layers(main.metadata)
     if num_layers != wanted:
         raise CheckpointError(

@@ -1,6 +1,6 @@
 """The safetensors container: a header of names, shapes and offsets, then bytes.
 
-Headers are hostile input: whatever the file holds, `read_header` returns a table whose every entry lies
+Headers are hostile input: whatever the file holds, `read_file` returns a table whose every entry lies
 inside the file, or raises a `CheckpointError` that names the file, the tensor and the fault. Knows nothing
 of shards, of folders or of what a tensor is for.
 """
@@ -18,13 +18,9 @@ _LENGTH_BYTES = 8
 _LFS_POINTER = b"version https://git-lfs"
 
 
-def read_header(path: str | Path) -> dict[str, TensorInfo]:
-    """The tensors of one safetensors file by name, every claim of the header checked; reads no data."""
-    return read_file(path)[0]
-
-
 def read_file(path: str | Path) -> tuple[dict[str, TensorInfo], dict[str, Any]]:
-    """The tensors of one safetensors file by name, and the file's own metadata."""
+    """The tensors of one safetensors file by name, and the file's own metadata. Every claim of the header is
+    checked; no data is read."""
     path = Path(path)
     try:
         if not path.is_file():

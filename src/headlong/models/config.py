@@ -30,7 +30,7 @@ class ModelConfig:
     attention: AttentionConfig
     eos_token_ids: tuple[int, ...]
     rope_sections: tuple[int, ...] = ()
-    """How many rotary frequencies each of a token's positions turns, where it may stand at several at once (`mrope`)."""
+    """How many rotary frequencies each of a token's positions turns, where it may stand at several at once."""
     delta_net: DeltaNetConfig | None = None
     moe: MoeConfig | None = None
     dense_layers: frozenset[int] = frozenset()

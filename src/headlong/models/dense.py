@@ -1,10 +1,28 @@
-"""The plainest decoder layer, which several families share: attention over all that came before, and a dense MLP."""
+"""The plainest decoder, which several families share: attention over all that came before, and a dense MLP."""
 
-from headlong.layers.attention import Attention
+from typing import Any
+
+from headlong.layers.attention import Attention, AttentionConfig
 from headlong.layers.decoder import DecoderLayer
 from headlong.layers.mlp import Mlp
 from headlong.layers.weights import Scope
 from headlong.models.config import ModelConfig
+from headlong.models.config_fields import Fields, decoder
+
+
+def dense(f: Fields, attention: AttentionConfig, *, max_position: int, **own: Any) -> ModelConfig:
+    """What is read alike in all these families, and a family's `own` fields."""
+    return decoder(
+        f,
+        attention,
+        rotary_part=1.0,
+        max_position=max_position,
+        model_type=str(f.data.get("model_type")),
+        intermediate_size=f.int("intermediate_size"),
+        tied=f.bool("tie_word_embeddings", False),
+        centred_norms=False,
+        **own,
+    )
 
 
 def decoder_layer(config: ModelConfig, index: int | None, scope: Scope) -> DecoderLayer:  # noqa: ARG001 - all alike

@@ -8,8 +8,8 @@ from headlong.checkpoint.gguf_config import Keys
 from headlong.checkpoint.gguf_names import ATTENTION, MLP, MLP_NORM, GgufNames, suffixed
 from headlong.checkpoint.transforms import AS_IS, Order, rope_row_order
 from headlong.models.config import FULL, MAX_LAYERS, ModelConfig
-from headlong.models.config_fields import Fields, attention, decoder, divided_head_dim, without_nulls
-from headlong.models.dense import decoder_layer
+from headlong.models.config_fields import Fields, attention, divided_head_dim, without_nulls
+from headlong.models.dense import decoder_layer, dense
 from headlong.models.family import Family
 from headlong.models.gguf import GgufSpec, Tensors
 
@@ -21,17 +21,12 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
     head_dim = divided_head_dim(f)
     kv_heads = f.int("num_key_value_heads", f.int("num_attention_heads"))
     bias = f.bool("attention_bias", False)
-    return decoder(
+    return dense(
         f,
         attention(f, head_dim, kv_heads, bias=bias, out_bias=bias, gated=False, normed=False),
-        rotary_part=1.0,
         max_position=2048,
-        model_type=str(config.get("model_type")),
-        intermediate_size=f.int("intermediate_size"),
         layer_types=(FULL,) * f.int("num_hidden_layers", high=MAX_LAYERS),
-        tied=f.bool("tie_word_embeddings", False),
         mlp_bias=f.bool("mlp_bias", False),
-        centred_norms=False,
     )
 
 

@@ -5,30 +5,19 @@ from typing import Any
 
 from headlong.checkpoint.gguf_names import ATTENTION, MLP, MLP_NORM, QK_NORMS, GgufNames, suffixed
 from headlong.models.config import ModelConfig
-from headlong.models.config_fields import Fields, attention, decoder, full_layers, without_nulls
-from headlong.models.dense import decoder_layer
+from headlong.models.config_fields import Fields, attention, full_layers, without_nulls
+from headlong.models.dense import decoder_layer, dense
 from headlong.models.family import Family
 from headlong.models.gguf import GgufSpec
 
 
 def read_config(config: Mapping[str, Any]) -> ModelConfig:
     f = Fields(without_nulls(config), "config.json")
-    kv_heads, bias = (
-        f.int("num_key_value_heads", f.int("num_attention_heads")),
-        f.bool("attention_bias", False),
-    )
+    kv_heads = f.int("num_key_value_heads", f.int("num_attention_heads"))
+    bias = f.bool("attention_bias", False)
     own = {"bias": bias, "out_bias": bias, "gated": False, "centred_norms": False}
-    return decoder(
-        f,
-        attention(f, f.int("head_dim", 128), kv_heads, **own),
-        rotary_part=1.0,
-        max_position=32768,
-        model_type=str(config.get("model_type")),
-        intermediate_size=f.int("intermediate_size"),
-        layer_types=full_layers(f),
-        tied=f.bool("tie_word_embeddings", False),
-        centred_norms=False,
-    )
+    sizes = attention(f, f.int("head_dim", 128), kv_heads, **own)
+    return dense(f, sizes, max_position=32768, layer_types=full_layers(f))
 
 
 FAMILY = Family(

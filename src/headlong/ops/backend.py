@@ -42,6 +42,16 @@ class Backend(Protocol):
     dtype: torch.dtype
     """The dtype in which weights that are not packed are kept and multiplied."""
     device: torch.device
+    argmax: Argmax
+    """Finds the best token of each row of logits."""
+    draw: Draw | None
+    """Draws a token for each row of scores by its key; None where the sampler's own way serves."""
+    sample: Sample | None
+    """Filters the logits of each row and draws, in one call; None where the sampler does one after the other."""
+    penalise: Penalise | None
+    """Applies penalties and biases in steps that ask the host for nothing; None where there are no such steps."""
+    step: StepOps
+    """The ops that begin and end a step that asks the host for nothing."""
 
     @property
     def activation_dtype(self) -> torch.dtype:
@@ -124,31 +134,6 @@ class Backend(Protocol):
     def delta_net(self, weights: DeltaNetWeights) -> DeltaNet: ...
 
     def embedding(self, weight: Weight, *, shard: Shard = Shard.NONE) -> Embedding: ...
-
-    @property
-    def argmax(self) -> Argmax:
-        """Finds the best token of each row of logits."""
-        ...
-
-    @property
-    def draw(self) -> Draw | None:
-        """Draws a token for each row of scores by its key; None where the sampler's own way serves."""
-        ...
-
-    @property
-    def sample(self) -> Sample | None:
-        """Filters the logits of each row and draws, in one call; None where the sampler does one after the other."""
-        ...
-
-    @property
-    def step(self) -> StepOps:
-        """The ops that begin and end a step that asks the host for nothing."""
-        ...
-
-    @property
-    def penalise(self) -> Penalise | None:
-        """Applies penalties and biases in steps that ask the host for nothing; None where there are no such steps."""
-        ...
 
     def prepare_attention(self, rows: Rows, pages_RP: Tensor, page_size: int) -> PreparedStep:
         """Prepares what the attention layers of one step share: which rows it feeds and where their pages are."""

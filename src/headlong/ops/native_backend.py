@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from headlong.ops.argmax import native as argmax
-from headlong.ops.backend import Draw, Sample
 from headlong.ops.delta_net.native import NativeDeltaNet
 from headlong.ops.delta_net.reference import DeltaNetWeights
 from headlong.ops.draw import native as draw
@@ -15,7 +14,7 @@ from headlong.ops.embedding.native import NativeEmbedding
 from headlong.ops.gated_attention.native import NativeGatedAttention
 from headlong.ops.gated_attention.reference import GatedAttentionWeights
 from headlong.ops.interfaces import DeltaNet, Embedding, Experts, GatedAttention
-from headlong.ops.linear.linear import Argmax, Linear, Shard, SiluMul
+from headlong.ops.linear.linear import Linear, Shard, SiluMul
 from headlong.ops.linear.native import NativeLinear
 from headlong.ops.linear.native_source import Source
 from headlong.ops.moe.native import NativeExperts
@@ -38,6 +37,8 @@ class NativeBackend(ReferenceBackend):
     native."""
 
     name = "native"
+    argmax = staticmethod(argmax.argmax)
+    draw, sample = staticmethod(draw.draw), staticmethod(draw.sample)
 
     @property
     def lays_out_weights(self) -> bool:
@@ -78,18 +79,6 @@ class NativeBackend(ReferenceBackend):
         embedding = NativeEmbedding(NativeLinear([source]))
         embedding.shard = embedding.linear.shard = shard
         return embedding
-
-    @property
-    def argmax(self) -> Argmax:
-        return argmax.argmax
-
-    @property
-    def draw(self) -> Draw | None:
-        return draw.draw
-
-    @property
-    def sample(self) -> Sample | None:
-        return draw.sample
 
     def prepare_attention(self, rows: Rows, pages_RP: Tensor, page_size: int) -> PreparedStep:
         return NativeGatedAttention.prepare(rows, pages_RP, page_size)

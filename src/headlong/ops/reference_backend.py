@@ -41,6 +41,11 @@ class ReferenceBackend(Backend):
     """The reference ops: any dtype, any device, any weight."""
 
     name = "reference"
+    argmax: Argmax = staticmethod(argmax.argmax)
+    draw: Draw | None = None
+    sample: Sample | None = None
+    penalise: Penalise | None = None
+    step: StepOps = step.OPS
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
@@ -169,26 +174,6 @@ class ReferenceBackend(Backend):
         embedding = ReferenceEmbedding(weight, self.activation_dtype)
         embedding.shard = shard
         return embedding
-
-    @property
-    def argmax(self) -> Argmax:
-        return argmax.argmax
-
-    @property
-    def draw(self) -> Draw | None:
-        return None
-
-    @property
-    def sample(self) -> Sample | None:
-        return None
-
-    @property
-    def step(self) -> StepOps:
-        return step.OPS
-
-    @property
-    def penalise(self) -> Penalise | None:
-        return None
 
     def prepare_attention(self, rows: Rows, pages_RP: Tensor, page_size: int) -> PreparedStep:
         return ReferenceGatedAttention.prepare(rows, pages_RP, page_size)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headlong.ops.argmax.triton import argmax
-from headlong.ops.backend import NEAR_TIES, Draw, Penalise, Sample
+from headlong.ops.backend import NEAR_TIES
 from headlong.ops.delta_net.reference import DeltaNetWeights
 from headlong.ops.delta_net.triton import TritonDeltaNet
 from headlong.ops.draw.triton import draw
@@ -19,7 +19,7 @@ from headlong.ops.draw.triton_sample import sample
 from headlong.ops.gated_attention.reference import GatedAttentionWeights
 from headlong.ops.gated_attention.triton import TritonGatedAttention
 from headlong.ops.interfaces import DeltaNet, Experts, GatedAttention
-from headlong.ops.linear.linear import Argmax, Linear, Projection, SiluMul
+from headlong.ops.linear.linear import Linear, Projection, SiluMul
 from headlong.ops.linear.triton import TritonLinear
 from headlong.ops.linear.triton_projection import TritonProjection
 from headlong.ops.moe.triton import TritonExperts
@@ -32,7 +32,6 @@ from headlong.ops.prepared import PreparedStep
 from headlong.ops.reference_backend import ReferenceBackend
 from headlong.ops.silu_mul.triton import silu_mul
 from headlong.ops.step import triton as step
-from headlong.ops.step.ops import StepOps
 from headlong.quant.format import Format, Weight
 from headlong.types import Rows
 
@@ -46,6 +45,8 @@ class TritonBackend(ReferenceBackend):
     """Triton's ops for bfloat16, float16 and float32."""
 
     name = "triton"
+    argmax, draw, sample = staticmethod(argmax), staticmethod(draw), staticmethod(sample)
+    penalise, step = staticmethod(penalise), step.OPS
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(dtype, device)
@@ -114,26 +115,6 @@ class TritonBackend(ReferenceBackend):
 
     def delta_net(self, weights: DeltaNetWeights) -> DeltaNet:
         return TritonDeltaNet(weights, self.dtype)
-
-    @property
-    def argmax(self) -> Argmax:
-        return argmax
-
-    @property
-    def draw(self) -> Draw | None:
-        return draw
-
-    @property
-    def sample(self) -> Sample | None:
-        return sample
-
-    @property
-    def step(self) -> StepOps:
-        return step.OPS
-
-    @property
-    def penalise(self) -> Penalise | None:
-        return penalise
 
     def prepare_attention(self, rows: Rows, pages_RP: Tensor, page_size: int) -> PreparedStep:
         return TritonGatedAttention.prepare(rows, pages_RP, page_size)

@@ -10,10 +10,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from headlong.errors import CheckpointError
 from headlong.quant.format import Format, Part, Shape
 from headlong.quant.ints import GroupedInts, ints_label, pick_fields
-from headlong.quant.parts import SCALE_BITS, Rows, check_finite, even_group, expect, row_numbers
+from headlong.quant.parts import (
+    SCALE_BITS,
+    Rows,
+    check_finite,
+    even_group,
+    expect,
+    expect_grouped,
+    row_numbers,
+)
 
 WIDTH = 4
 PER_WORD = 8
@@ -43,12 +50,7 @@ class AwqFormat(Format):
         return WIDTH + (self.scale_bits + WIDTH) / self.group
 
     @classmethod
-    def detect(
-        cls,
-        parts: Mapping[str, Part],
-        shape: Shape,
-        hint: Mapping[str, Any],  # noqa: ARG003
-    ) -> "AwqFormat | None":
+    def detect(cls, parts: Mapping[str, Part], shape: Shape, hint: Mapping[str, Any]) -> "AwqFormat | None":
         out_features, in_features = shape
         words = out_features // PER_WORD
         if (
@@ -58,12 +60,7 @@ class AwqFormat(Format):
         ):
             return None
         expect(parts, "qweight", ("I32",))
-        scales = expect(parts, "scales", SCALE_BITS)
-        if len(scales.shape) != 2 or scales.shape[1] != out_features:
-            raise CheckpointError(
-                f"scales have the shape {list(scales.shape)}, which must be [groups, {out_features}]"
-            )
-        groups = scales.shape[0]
+        scales, groups = expect_grouped(parts, "scales", SCALE_BITS, out_features, axis=1)
         expect(parts, "qzeros", ("I32",), (groups, words))
         return cls(even_group("scales", in_features, groups), groups == 1, SCALE_BITS[scales.dtype])
 

@@ -142,12 +142,7 @@ class GgufBlocks(Format):
         return BLOCK_SIZES[self.type_name][1]
 
     @classmethod
-    def detect(
-        cls,
-        parts: Mapping[str, Part],
-        shape: Shape,
-        hint: Mapping[str, Any],  # noqa: ARG003 - the type says everything
-    ) -> "GgufBlocks | None":
+    def detect(cls, parts: Mapping[str, Part], shape: Shape, hint: Mapping[str, Any]) -> "GgufBlocks | None":
         if parts.keys() != {"weight"} or (part := parts["weight"]).dtype not in BLOCK_SIZES:
             return None
         if part.shape != shape:

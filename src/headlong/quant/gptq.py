@@ -23,7 +23,7 @@ from headlong.quant.ints import (
     unpack_fields,
     word_bits,
 )
-from headlong.quant.parts import SCALE_BITS, Rows, check_finite, expect, row_numbers
+from headlong.quant.parts import SCALE_BITS, Rows, check_finite, expect, expect_grouped, row_numbers
 
 WIDTHS = (2, 4, 8)
 
@@ -68,12 +68,7 @@ class GptqFormat(Format):
                 f"qweight has the shape {list(words)}, which is neither GPTQ's (2, 4 or 8 bits) nor AWQ's "
                 f"for a weight of {list(shape)}"
             )
-        scales = expect(parts, "scales", SCALE_BITS)
-        if len(scales.shape) != 2 or scales.shape[1] != out_features:
-            raise CheckpointError(
-                f"scales have the shape {list(scales.shape)}, which must be [groups, {out_features}]"
-            )
-        groups = scales.shape[0]
+        scales, groups = expect_grouped(parts, "scales", SCALE_BITS, out_features, axis=1)
         expect(parts, "qzeros", ("I32",), (groups, ceil(out_features * width / WORD_BITS)))
         if "g_idx" in parts:
             expect(parts, "g_idx", ("I32", "I64"), (in_features,))

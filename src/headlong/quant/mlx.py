@@ -14,7 +14,16 @@ from torch import Tensor
 from headlong.errors import CheckpointError
 from headlong.quant.format import Format, Grouped, Grouping, Part, Shape
 from headlong.quant.ints import WORD_BITS, ints_label, unpack_fields
-from headlong.quant.parts import SCALE_BITS, Rows, RowWeight, by_group, check_finite, even_group, expect
+from headlong.quant.parts import (
+    SCALE_BITS,
+    Rows,
+    RowWeight,
+    by_group,
+    check_finite,
+    even_group,
+    expect,
+    expect_grouped,
+)
 
 WIDTHS = (2, 3, 4, 5, 6, 8)
 
@@ -42,12 +51,7 @@ class MlxFormat(Format):
         return self.width + 2 * self.scale_bits / self.group
 
     @classmethod
-    def detect(
-        cls,
-        parts: Mapping[str, Part],
-        shape: Shape,
-        hint: Mapping[str, Any],  # noqa: ARG003
-    ) -> "MlxFormat | None":
+    def detect(cls, parts: Mapping[str, Part], shape: Shape, hint: Mapping[str, Any]) -> "MlxFormat | None":
         if "weight" not in parts or parts["weight"].dtype != "U32":
             return None
         out_features, in_features = shape
@@ -59,13 +63,9 @@ class MlxFormat(Format):
             )
         if "biases" not in parts and "scales" in parts:
             raise CheckpointError("biases are missing beside scales: of MLX's modes only affine can be read")
-        scales = expect(parts, "scales", SCALE_BITS)
-        if len(scales.shape) != 2 or scales.shape[0] != out_features:
-            raise CheckpointError(
-                f"scales have the shape {list(scales.shape)}, which must be [{out_features}, groups]"
-            )
+        scales, groups = expect_grouped(parts, "scales", SCALE_BITS, out_features)
         expect(parts, "biases", SCALE_BITS, scales.shape)
-        return cls(fitting[0], even_group("scales", in_features, scales.shape[1]), SCALE_BITS[scales.dtype])
+        return cls(fitting[0], even_group("scales", in_features, groups), SCALE_BITS[scales.dtype])
 
     def pack(self, parts: Mapping[str, Tensor], shape: Shape) -> "MlxWeight":
         scales, biases = (check_finite(name, parts[name]) for name in ("scales", "biases"))

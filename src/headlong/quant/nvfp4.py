@@ -24,6 +24,7 @@ from headlong.quant.parts import (
     check_finite,
     even_group,
     expect,
+    expect_grouped,
 )
 
 GROUP = 16
@@ -69,12 +70,7 @@ class Nvfp4Format(Format):
         return 4 + SCALE_BITS / self.group
 
     @classmethod
-    def detect(
-        cls,
-        parts: Mapping[str, Part],
-        shape: Shape,
-        hint: Mapping[str, Any],  # noqa: ARG003
-    ) -> "Nvfp4Format | None":
+    def detect(cls, parts: Mapping[str, Part], shape: Shape, hint: Mapping[str, Any]) -> "Nvfp4Format | None":
         claimed = [
             name for name in ("weight", "weight_packed") if name in parts and parts[name].dtype == "U8"
         ]
@@ -87,13 +83,8 @@ class Nvfp4Format(Format):
                 f"an NVFP4 weight cannot have an odd number of input features: {list(shape)}"
             )
         expect(parts, found.codes_name, ("U8",), (out_features, in_features // 2))
-        scale = expect(parts, "weight_scale", ("F8_E4M3",))
+        _, groups = expect_grouped(parts, "weight_scale", ("F8_E4M3",), out_features)
         expect(parts, found.global_name, ("F32",), *SCALAR_SHAPES)
-        if len(scale.shape) != 2 or scale.shape[0] != out_features:
-            raise CheckpointError(
-                f"weight_scale has the shape {list(scale.shape)}, which must be [{out_features}, groups]"
-            )
-        groups = scale.shape[1]
         if groups == ceil(in_features / GROUP):
             return found
         return cls(found.divides, even_group("weight_scale", in_features, groups))

@@ -46,6 +46,19 @@ def expect(parts: Mapping[str, Part], name: str, dtypes: Collection[str], *shape
     return part
 
 
+def expect_grouped(
+    parts: Mapping[str, Part], name: str, dtypes: Collection[str], num_outs: int, axis: int = 0
+) -> tuple[Part, int]:
+    """The part `name`, which must be a matrix with the outputs along `axis`, and the number of groups along the
+    other."""
+    part = expect(parts, name, dtypes)
+    if len(part.shape) != 2 or part.shape[axis] != num_outs:
+        wanted = f"[groups, {num_outs}]" if axis else f"[{num_outs}, groups]"
+        have = "have" if name == "scales" else "has"
+        raise CheckpointError(f"{name} {have} the shape {list(part.shape)}, which must be {wanted}")
+    return part, part.shape[1 - axis]
+
+
 def even_group(name: str, columns: int, groups: int) -> int:
     """How many columns each of `groups` equal groups has; an error where they do not divide the columns evenly."""
     if groups < 1 or columns % groups:

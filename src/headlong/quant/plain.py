@@ -29,12 +29,7 @@ class PlainFormat(Format):
         return float(FLOAT_BITS[self.dtype])
 
     @classmethod
-    def detect(
-        cls,
-        parts: Mapping[str, Part],
-        shape: Shape,
-        hint: Mapping[str, Any],  # noqa: ARG003
-    ) -> "PlainFormat | None":
+    def detect(cls, parts: Mapping[str, Part], shape: Shape, hint: Mapping[str, Any]) -> "PlainFormat | None":
         if "weight" not in parts or parts["weight"].dtype not in FLOAT_BITS:
             return None
         return cls(expect(parts, "weight", FLOAT_BITS, shape).dtype)

@@ -5,8 +5,8 @@ tokens read them. Lists that others made are read from files. Knows no engine an
 """
 
 import json
-import logging
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -17,7 +17,6 @@ from torch import Tensor
 from headlong.errors import ConfigError
 from headlong.speculate import stored
 
-log = logging.getLogger(__name__)
 VERSION = 1
 MAX_BYTES = 1 << 26
 FORMS = (
@@ -52,24 +51,10 @@ def save(fingerprint: str, counts: Counts) -> Path:
 
 def load(fingerprint: str) -> Counts | None:
     """What `save` wrote for this tokenizer; None if nothing did."""
-    try:
-        file = path_of(fingerprint)
-    except ConfigError:  # there is no place for it
-        return None
-    try:
-        data = stored.read(file, MAX_BYTES)
-        if data["version"] != VERSION or data["tokenizer"] != fingerprint:
-            raise ValueError("it was written for something else")
-        return _counts(data["counts"].items())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        log.warning(
-            "the counts in %s are ignored (%s); `headlong tune --draft-vocab` writes them anew",
-            file,
-            error or type(error),
-        )
-        return None
+    return stored.load(
+        partial(path_of, fingerprint), MAX_BYTES, {"version": VERSION, "tokenizer": fingerprint},
+        lambda data: _counts(data["counts"].items()), "tune --draft-vocab",
+    )  # fmt: skip
 
 
 def read_list(path: str | Path, vocab_size: int) -> list[int]:

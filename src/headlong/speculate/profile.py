@@ -6,20 +6,18 @@ line says so: an engine without a profile learns the same by itself. Knows no en
 
 import hashlib
 import json
-import logging
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from headlong.errors import ConfigError
 from headlong.models.config import ModelConfig
 from headlong.speculate import stored
 
-log = logging.getLogger(__name__)
 VERSION = 1
 MAX_COSTS, MAX_BYTES = 1024, 1 << 20
 
@@ -74,25 +72,15 @@ def path_of(conditions: Mapping[str, Any]) -> Path:
 
 def load(conditions: Mapping[str, Any]) -> Profile | None:
     """What `save` wrote under these conditions; None if nothing did."""
-    try:
-        file = path_of(conditions)
-    except ConfigError:  # there is no place for it
-        return None
-    try:
-        data = stored.read(file, MAX_BYTES)
-        if data["version"] != VERSION or data["conditions"] != conditions:
-            raise ValueError("it was written for something else")
+
+    def parse(data: Any) -> Profile:
         costs = tuple(Cost(**entry) for entry in data["costs"])
         if not 0 < len(costs) <= MAX_COSTS:
             raise ValueError(f"it has {len(costs)} costs")
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        log.warning(
-            "the costs in %s are ignored (%s); `headlong tune` writes them anew", file, error or type(error)
-        )
-        return None
-    return Profile(conditions, costs)
+        return Profile(conditions, costs)
+
+    made_for = {"version": VERSION, "conditions": conditions}
+    return stored.load(partial(path_of, conditions), MAX_BYTES, made_for, parse, "tune")
 
 
 def save(profile: Profile) -> Path:

@@ -160,19 +160,12 @@ class _Guard(NodeTransformer):
     """Puts the hooks into a syntax tree. Nested ranges, or macros that call themselves twice, print nothing
     and still never end, so loops and macros count their turns."""
 
-    def visit_For(self, node: nodes.For) -> nodes.For:
-        return self._count(node)
-
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:
-        return self._count(node)
-
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.CallBlock:
-        return self._count(node)
-
     def _count(self, node: Any) -> Any:
         self.generic_visit(node)
         node.body.insert(0, nodes.ExprStmt(_hook("step")).set_lineno(node.lineno))
         return node
+
+    visit_For = visit_Macro = visit_CallBlock = _count
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:
         self.generic_visit(node)
@@ -205,20 +198,13 @@ class _Guard(NodeTransformer):
             pair.key = _comparable(pair.key)
         return _hook("built", node)
 
-    def visit_Call(self, node: nodes.Call) -> nodes.Expr:
-        return self._limit_spread(node)
-
-    def visit_Filter(self, node: nodes.Filter) -> nodes.Expr:
-        return self._limit_spread(node)
-
-    def visit_Test(self, node: nodes.Test) -> nodes.Expr:
-        return self._limit_spread(node)
-
     def _limit_spread(self, node: Any) -> Any:
         self.generic_visit(node)
         if node.dyn_args is not None:
             node.dyn_args = _hook("spread", node.dyn_args)
         return node
+
+    visit_Call = visit_Filter = visit_Test = _limit_spread
 
 
 def _comparable(node: nodes.Expr) -> nodes.Expr:

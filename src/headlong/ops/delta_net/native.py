@@ -2,7 +2,6 @@
 
 import ctypes
 
-import torch
 from torch import Tensor
 
 from headlong.ops import native
@@ -11,7 +10,6 @@ from headlong.ops.gated_delta.reference import DeltaState
 from headlong.ops.linear.linear import Projected
 from headlong.ops.native_step import NativeStep
 from headlong.ops.prepared import PreparedStep
-from headlong.types import Rows
 
 
 class DeltaNetStruct(ctypes.Structure):
@@ -34,10 +32,6 @@ class NativeDeltaNet:
     def __init__(self, weights: DeltaNetWeights) -> None:
         self.weights = weights
         self._bound: tuple[DeltaState, DeltaNetStruct] | None = None
-
-    @staticmethod
-    def prepare(rows: Rows, kernel: int, window: int, device: torch.device) -> NativeStep:  # noqa: ARG004 - known here
-        return NativeStep.of(rows)
 
     @property
     def out_features(self) -> int:

@@ -24,15 +24,6 @@ class DeltaState:
     drafts_SKHX: Tensor
     """The k, v, exp(g) and β of each draft, side by side: X = D + E + 2."""
 
-    @classmethod
-    def zeros(
-        cls, num_slots: int, num_heads: int, key_dim: int, value_dim: int, max_drafts: int, **kind: object
-    ) -> "DeltaState":
-        return cls(
-            torch.zeros(num_slots, num_heads, key_dim, value_dim, **kind),  # type: ignore[call-overload]
-            torch.zeros(num_slots, max_drafts, num_heads, key_dim + value_dim + 2, **kind),  # type: ignore[call-overload]
-        )
-
 
 @dataclass(frozen=True)
 class PreparedDelta:

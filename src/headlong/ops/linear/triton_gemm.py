@@ -156,6 +156,18 @@ def gemm_step(
 
 
 @triton.jit
+def load_codes(
+    code_ptrs_NK, step, column_K, num_ins, LAYOUT: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    """Loads the codes of a step; those past the last input are 0."""
+    if EVEN_K or LAYOUT.codes_per_word == 2:
+        return tl.load(code_ptrs_NK + step * (LAYOUT.interleave * BLOCK_K))
+    else:
+        is_column_K = step * BLOCK_K + column_K < num_ins
+        return tl.load(code_ptrs_NK + step * BLOCK_K, mask=is_column_K[None, :], other=0.0)
+
+
+@triton.jit
 def load_columns(columns_ptr, outs, is_out):
     """Loads which columns of the result outputs are."""
     if columns_ptr is None:
@@ -208,7 +220,6 @@ def gemm_split(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """One split of the GEMM, as `gemm_kernel` describes it."""
-    HALVES: tl.constexpr = LAYOUT.codes_per_word
     INTERLEAVE: tl.constexpr = LAYOUT.interleave
     token_M = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     is_token_M = token_M < num_tokens
@@ -230,11 +241,7 @@ def gemm_split(
         begin = tl.maximum(first - tile * steps_per_tile, 0)
         end = tl.minimum(last - tile * steps_per_tile, steps_per_tile)
         for step in range(begin, end):
-            if EVEN_K or HALVES == 2:
-                codes_NK = tl.load(code_ptrs_NK + step * (INTERLEAVE * BLOCK_K))
-            else:
-                is_column_K = step * BLOCK_K + column_K < num_ins
-                codes_NK = tl.load(code_ptrs_NK + step * BLOCK_K, mask=is_column_K[None, :], other=0.0)
+            codes_NK = load_codes(code_ptrs_NK, step, column_K, num_ins, LAYOUT, EVEN_K, BLOCK_K)
             acc_NM = gemm_step(
                 acc_NM, x_ptrs_KM + (0 if INPUTS_READY else zero_after_previous_kernel(step)), codes_NK,
                 scales_ptr, offsets_ptr, outs_N, is_token_M, step, num_outs, num_ins, stride_scales,

@@ -25,7 +25,7 @@ Tiles' names end in the letters of their dimensions: N outputs, K inputs, M pair
 import triton
 import triton.language as tl
 
-from headlong.ops.linear.triton_gemm import code_offsets, gemm_step
+from headlong.ops.linear.triton_gemm import code_offsets, gemm_step, load_codes
 from headlong.ops.norm.triton import inverse_norms, load_squares_of_tokens, store_partial_norm
 from headlong.ops.silu_mul.triton import silu_gated
 from headlong.ops.triton_launch import (
@@ -158,7 +158,6 @@ def grouped_gemm_kernel(
     Two PARTS are gates, then as many ups, and silu(gate) · up is stored. BLOCKS_READY promises that the blocks were
     there before the kernel before this one began, and that it waited before it launched its dependents: only the inputs
     have to be waited for."""
-    HALVES: tl.constexpr = LAYOUT.codes_per_word
     INTERLEAVE: tl.constexpr = LAYOUT.interleave
     if not BLOCKS_READY:
         wait_for_previous_kernel()
@@ -192,11 +191,7 @@ def grouped_gemm_kernel(
     squares_SM = load_squares_of_tokens(squares_ptr, token_M, is_pair_M, num_squares, BLOCK_SQUARES, BLOCK_M)
     acc_NM = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for step in range(num_steps):
-        if EVEN_K or HALVES == 2:
-            codes_NK = tl.load(code_ptrs_NK + step * (INTERLEAVE * BLOCK_K))
-        else:
-            is_column_K = step * BLOCK_K + column_K < num_ins
-            codes_NK = tl.load(code_ptrs_NK + step * BLOCK_K, mask=is_column_K[None, :], other=0.0)
+        codes_NK = load_codes(code_ptrs_NK, step, column_K, num_ins, LAYOUT, EVEN_K, BLOCK_K)
         acc_NM = gemm_step(
             acc_NM, x_ptrs_KM + (zero_after_previous_kernel(step) if BLOCKS_READY else 0), codes_NK,
             scales_ptr, offsets_ptr, outs_N, is_pair_M, step, num_outs, num_ins, stride_scales,
