@@ -62,7 +62,7 @@ def milliseconds(sampler: Sampler, logits_LV: torch.Tensor, entries: list[Entry]
 
 def recorded_milliseconds(sampler: Sampler, logits_LV: torch.Tensor, repeats: int) -> float:
     """On the device alone."""
-    device, signature = logits_LV.device, sampler.alike([1])
+    device, signature = logits_LV.device, sampler.signature([1])
     assert signature is not None
     slots_R = torch.ones(1, dtype=torch.long, device=device)
     positions_L = torch.arange(len(logits_LV), device=device)
@@ -96,7 +96,7 @@ def measured(
     if device.type == "cpu":
         return [milliseconds(sampler, logits_LV, [Entry(1, 5, 0, tokens)], repeats)]
     plain = Sampler(table, draw=ops.draw)
-    able = [each for each in (sampler, plain) if each.alike([1]) is not None]
+    able = [each for each in (sampler, plain) if each.signature([1]) is not None]
     return [recorded_milliseconds(each, logits_LV, repeats) for each in able]
 
 

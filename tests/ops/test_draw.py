@@ -8,7 +8,7 @@ import torch
 from headlong.ops import native
 from headlong.params import SamplingParams
 from headlong.sampling import noise, trials
-from headlong.sampling.processors import FilterKind, shape_all
+from headlong.sampling.processors import FilterSet, shape_all
 from headlong.sampling.table import SamplingTable
 from headlong.types import Request
 
@@ -141,7 +141,7 @@ def test_sampling_from_logits_is_filtering_then_drawing(size, filters):
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     table.set(1, Request("row", (0,), params, seed=3), [])
     slots = torch.ones(len(logits), dtype=torch.long)
-    scores = shape_all(logits, slots, table, FilterKind.of(params))
+    scores = shape_all(logits, slots, table, FilterSet.of(params))
     for position in range(4):
         keys = torch.tensor([[3, 0, 10 * row + position, 0] for row in range(len(logits))])
         assert torch.equal(sample(logits, table.filters(slots), keys), draw(scores, keys))

@@ -7,8 +7,8 @@ from headlong.ops.penalise import reference
 from headlong.ops.triton_step import SEEN_IN_PROMPT
 from headlong.params import SamplingParams
 from headlong.sampling import trials
+from headlong.sampling.changes import adjust
 from headlong.sampling.entries import Entries, Entry
-from headlong.sampling.processors import adjust
 from headlong.sampling.table import SamplingTable
 from headlong.types import Request
 

@@ -7,7 +7,7 @@ import torch
 
 from headlong.params import SamplingParams
 from headlong.sampling import noise, trials
-from headlong.sampling.processors import FilterKind, shape_all
+from headlong.sampling.processors import FilterSet, shape_all
 from headlong.sampling.sampler import Sampler
 from headlong.sampling.table import SamplingTable
 from headlong.types import Request
@@ -75,7 +75,7 @@ def wanted(logits_MV: torch.Tensor, filters: list[tuple], keys_M4: torch.Tensor)
         params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         table.set(row, Request("row", (0,), params, seed=0), [])
         slot = torch.tensor([row], device=logits_MV.device)
-        found.append(shape_all(logits_MV[[row]], slot, table, FilterKind.of(params)))
+        found.append(shape_all(logits_MV[[row]], slot, table, FilterSet.of(params)))
     seed, choice, position, stream = keys_M4.unbind(1)
     return noise.draw(torch.cat(found), (seed, choice, position, stream))
 
@@ -220,7 +220,11 @@ def test_rows_that_want_the_best_beside_others():
     def chosen(rows, alike):
         return sampler.choose_even(logits[rows], slots[rows], positions[rows], drafts[rows], alike)
 
-    found, both, others = chosen([0, 1, 2, 3], sampler.alike([1, 2, 3])), sampler.alike([1, 3]), [0, 2]
+    found, both, others = (
+        chosen([0, 1, 2, 3], sampler.signature([1, 2, 3])),
+        sampler.signature([1, 3]),
+        [0, 2],
+    )
     assert both is not None and not both.greedy
     assert torch.equal(found[others], chosen(others, both))
     assert found[1] == 20 and found[3] == logits[3].argmax()

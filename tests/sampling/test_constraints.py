@@ -11,8 +11,8 @@ from sampling_tables import entries_of, request, table_of
 from toy_pair import PROMPT, ToyPair, p_value
 
 from headlong.params import SamplingParams
+from headlong.sampling.changes import adjust
 from headlong.sampling.entries import Entry
-from headlong.sampling.processors import adjust
 from headlong.sampling.sampler import Sampler
 from support.ruled import Rule, Ruled
 

@@ -8,9 +8,9 @@ import torch
 from sampling_tables import entries_of, request, table_of
 
 from headlong.params import SamplingParams
+from headlong.sampling.changes import adjust
 from headlong.sampling.entries import Entry
 from headlong.sampling.penalties import Seen
-from headlong.sampling.processors import adjust
 
 VOCAB = 5000
 

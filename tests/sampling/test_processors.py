@@ -10,8 +10,9 @@ from sampling_tables import entries_of, request, table_of
 
 from headlong.params import SamplingParams
 from headlong.sampling import processors
+from headlong.sampling.changes import adjust
 from headlong.sampling.entries import Entry
-from headlong.sampling.processors import adjust, shape
+from headlong.sampling.processors import shape
 from headlong.sampling.sampler import Sampler
 
 VOCAB = 23

@@ -21,9 +21,9 @@ class Asked(NamedTuple):
 
 
 class Allowed(NamedTuple):
-    """The M entries that may not take every token, and which they may take."""
+    """The M entries that may not take every token, None if those are all there are, and which they may take."""
 
-    index_M: Tensor
+    index_M: Tensor | None
     mask_MV: Tensor
 
 

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from headlong.params import SamplingParams
+from headlong.sampling.changes import Early
 from headlong.sampling.constraints import Allowed, Asked, collect
+from headlong.sampling.penalties import Penalised, penalise
 from headlong.sampling.table import SamplingTable
 
 
@@ -71,6 +73,33 @@ class Entries:
     def prefix_LK(self) -> Tensor | None:
         """Each entry's line of drafts, of which the first `offset` stand before it."""
         return None if self._drafts_RK is None else self._drafts_RK[self._row_L]
+
+    def penalised(self, logits_LV: Tensor) -> Tensor:
+        biased_M = self.where(lambda p: p.biased)
+        penalised = self.which(lambda p: p.penalised)
+        if not penalised and biased_M is None and self.early is None and self.allowed is None:
+            return logits_LV
+        logits_LV = logits_LV.clone()
+        if penalised:
+            self._penalise(logits_LV, penalised)
+        if biased_M is not None:
+            logits_LV[biased_M] += self._table.bias[self.slots_L[biased_M]]
+        return logits_LV
+
+    def _penalise(self, logits_LV: Tensor, index: list[int]) -> None:
+        rows, first = [], 0
+        for row, params in zip(self.rows, self.row_params, strict=True):
+            if params.penalised:
+                rows.append(Penalised(self._table.seen[row.slot], first, row.num_tokens, row.offset))
+            first += row.num_tokens
+        at_M = torch.tensor(index, device=logits_LV.device)
+        prefix_MK = None if self.prefix_LK is None else self.prefix_LK[at_M]
+        penalise(logits_LV, rows, self._table.penalties(self.slots_L[at_M]), prefix_MK)
+
+    @cached_property
+    def early(self) -> Early | None:
+        at_M = self.where(lambda p: p.min_tokens > 0)
+        return None if at_M is None else Early(at_M, self.slots_L[at_M], self.positions_L[at_M])
 
     @cached_property
     def allowed(self) -> Allowed | None:

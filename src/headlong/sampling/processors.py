@@ -1,7 +1,7 @@
-"""Turns the model's logits into the distribution that a request asked for, at every draft position by its own prefix.
+"""Turns adjusted logits into the distribution that a request asked for, at every draft position by its own prefix.
 
-Each function touches only the entries that asked for it, so a row's bits do not depend on its neighbours'
-settings. Order: penalties, bias, early stops, constraints, temperature, top-k, top-p, min-p.
+Each function touches only the entries that asked for it, so a row's bits do not depend on its neighbours' settings.
+Order: what changes.py does, then temperature, top-k, top-p, min-p.
 """
 
 from collections.abc import Callable
@@ -11,85 +11,49 @@ import torch
 from torch import Tensor
 
 from headlong.params import SamplingParams
-from headlong.sampling.constraints import constrain
 from headlong.sampling.entries import Entries
-from headlong.sampling.penalties import Penalised, penalise
 from headlong.sampling.table import SamplingTable
 
 CANDIDATES = 128
 """Best tokens among which top-p looks first."""
 
 
-class FilterKind(NamedTuple):
+class FilterSet(NamedTuple):
     """Which filters a request has."""
 
-    wanted: tuple[bool, ...]
+    applied: tuple[bool, ...]
     most: int
-    """Tokens that top-k keeps, or more."""
+    """The most tokens that top-k keeps, or more."""
 
     @classmethod
-    def of(cls, params: SamplingParams) -> "FilterKind":
+    def of(cls, params: SamplingParams) -> "FilterSet":
         return cls(tuple(wanted(params) for wanted, _ in _FILTERS), params.top_k)
 
 
-ANY = FilterKind((), 0)
-"""Where whoever filters need not know."""
+ANY_FILTERS = FilterSet((), 0)
+"""Stands for every set of filters where the op that filters need not know which it is."""
 
 
-class Alike(NamedTuple):
+class SamplingSignature(NamedTuple):
     """What rows have in common whose tokens can be chosen without asking the host."""
 
-    kind: FilterKind | None
-    """How they are sampled; None if none is."""
+    filters: FilterSet | None
+    """How the rows that are sampled are filtered; None if none is."""
     greedy: bool
-    """Whether any of them wants the best tokens."""
+    """Whether any row wants the best tokens."""
     penalised: bool
-    """Whether any of them is."""
+    """Whether any row has penalties."""
     biased: bool
-    """Whether any of them is."""
+    """Whether any row has a bias or bans."""
     early: bool = False
-    """Whether any of them has a minimum length."""
+    """Whether any row has a minimum length."""
     constrained: bool = False
-    """Whether a grammar says what some of them may take: the host has to be asked for that, and for nothing else."""
+    """Whether a grammar says what some rows may take: the host has to be asked for that, and for nothing else."""
 
     @property
     def changes(self) -> bool:
         """Whether anything is done to logits before tokens are chosen."""
         return self.penalised or self.biased or self.early
-
-
-def adjust(logits_LV: Tensor, entries: Entries, table: SamplingTable) -> Tensor:
-    """Penalties, bias, bans, minimum length and constraints: what greedy decoding obeys too. Input is left as
-    it is."""
-    penalised = entries.which(lambda p: p.penalised)
-    biased = entries.where(lambda p: p.biased)
-    early = entries.where(lambda p: p.min_tokens > 0)
-    allowed = entries.allowed
-    if not penalised and biased is None and early is None and allowed is None:
-        return logits_LV
-    logits_LV = logits_LV.clone()
-    if penalised:
-        _penalise(logits_LV, penalised, entries, table)
-    if biased is not None:
-        logits_LV[biased] += table.bias[entries.slots_L[biased]]
-    if early is not None:
-        slots = entries.slots_L[early]
-        too_early = entries.positions_L[early] < table.earliest[slots]
-        logits_LV[early] = logits_LV[early].masked_fill(table.stops[slots] & too_early[:, None], -torch.inf)
-    if allowed is not None:
-        logits_LV[allowed.index_M] = constrain(logits_LV[allowed.index_M], allowed.mask_MV)
-    return logits_LV
-
-
-def _penalise(logits_LV: Tensor, index: list[int], entries: Entries, table: SamplingTable) -> None:
-    rows, first = [], 0
-    for row, params in zip(entries.rows, entries.row_params, strict=True):
-        if params.penalised:
-            rows.append(Penalised(table.seen[row.slot], first, row.num_tokens, row.offset))
-        first += row.num_tokens
-    at_M = torch.tensor(index, device=logits_LV.device)
-    prefix_MK = None if entries.prefix_LK is None else entries.prefix_LK[at_M]
-    penalise(logits_LV, rows, table.penalties(entries.slots_L[at_M]), prefix_MK)
 
 
 def shape(logits_LV: Tensor, entries: Entries, table: SamplingTable, index: list[int]) -> Tensor:
@@ -108,12 +72,12 @@ def shape(logits_LV: Tensor, entries: Entries, table: SamplingTable, index: list
     return logits
 
 
-def shape_all(logits_MV: Tensor, slots_M: Tensor, table: SamplingTable, kind: FilterKind) -> Tensor:
+def shape_all(logits_MV: Tensor, slots_M: Tensor, table: SamplingTable, filters: FilterSet) -> Tensor:
     """`shape` for entries that all have the same filters; asks the host for nothing."""
     logits = heated(logits_MV, slots_M, table)
-    for wanted, (_, cut) in zip(kind.wanted, _FILTERS, strict=True):
-        if wanted:
-            logits = cut(logits, slots_M, table, kind.most)
+    for applied, (_, cut) in zip(filters.applied, _FILTERS, strict=True):
+        if applied:
+            logits = cut(logits, slots_M, table, filters.most)
     return logits
 
 

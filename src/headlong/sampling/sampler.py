@@ -6,13 +6,15 @@ import torch
 from torch import Tensor
 
 from headlong.ops.argmax.reference import argmax
+from headlong.ops.backend import Draw, Penalise, Sample
 from headlong.params import SamplingParams
 from headlong.sampling import noise
+from headlong.sampling.changes import adjust
 from headlong.sampling.entries import Entries
 from headlong.sampling.noise import Key
-from headlong.sampling.processors import ANY, Alike, FilterKind, adjust, shape
+from headlong.sampling.processors import ANY_FILTERS, FilterSet, SamplingSignature, shape
 from headlong.sampling.table import SamplingTable
-from headlong.sampling.trials import Draw, Penalise, Sample, draws_alike, penalises_alike, samples_alike
+from headlong.sampling.trials import draws_alike, penalises_alike, samples_alike
 from headlong.sampling.wanted import EvenWanted, RaggedWanted, Wanted
 from headlong.types import TokenLogprobs
 
@@ -40,7 +42,7 @@ class Sampler:
         tried = penalise is None or on_cpu or penalises_alike(penalise, device)
         self._penalise = penalise if tried else None
         self._least_filters = torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64, device=device)
-        """Of rows whose drawn token nobody asks for: what takes least time."""
+        """The filters that take least time, for rows whose drawn token nobody asks for."""
 
     def is_plain(self, slots: Iterable[int]) -> bool:
         """Whether rows in these slots all want the best token of the logits as they are; `argmax` gives it."""
@@ -51,12 +53,12 @@ class Sampler:
                 return False
         return True
 
-    def alike(self, slots: Iterable[int]) -> Alike | None:
+    def signature(self, slots: Iterable[int]) -> SamplingSignature | None:
         """What rows in these slots ask for, if their tokens can be chosen without the host, but for what grammars
         allow: they all want the best ones, or are all sampled by the same filters, or some do and others are, by any,
         where there is an op for all filters; and where logits are changed there is an op for that. `choose_even` then
         gives their tokens."""
-        kinds: set[FilterKind] = set()
+        filters: set[FilterSet] = set()
         greedy = penalised = biased = early = constrained = False
         for slot in slots:
             request = self.table.requests[slot]
@@ -67,12 +69,13 @@ class Sampler:
             penalised, biased = penalised or params.penalised, biased or params.biased
             greedy = greedy or params.greedy
             if not params.greedy:
-                kinds.add(ANY if self._sample is not None else FilterKind.of(params))
-        if len(kinds) > 1 or (kinds and greedy and self._sample is None):
+                filters.add(ANY_FILTERS if self._sample is not None else FilterSet.of(params))
+        if len(filters) > 1 or (filters and greedy and self._sample is None):
             return None
         if (penalised or biased) and self._penalise is None:
             return None
-        return Alike(kinds.pop() if kinds else None, greedy, penalised, biased, early, constrained)
+        found = filters.pop() if filters else None
+        return SamplingSignature(found, greedy, penalised, biased, early, constrained)
 
     def choose(self, logits_LV: Tensor, entries: Entries) -> Tensor:
         """The target's token at each entry."""
@@ -84,21 +87,22 @@ class Sampler:
         slots_R: Tensor,
         positions_N: Tensor | None,
         drafts_RK: Tensor,
-        asked: Alike,
+        signature: SamplingSignature,
         bits_NB: Tensor | None = None,
     ) -> Tensor:
         """`choose` for such rows, with as many logits for each; asks the host for nothing. The last of a row's stand
         after all its drafts, each of the others after one less; where nothing is changed, nobody asks for drafts, and
         for positions only where tokens are sampled or rows have a minimum length. What penalised rows have seen is up
         to date in the tally. `bits_NB` say which tokens are allowed, if not all are."""
+        least, each = self._least_filters, len(logits_NV) // len(slots_R)
         wanted = EvenWanted(
-            self.table, self._penalise, slots_R, positions_N, drafts_RK, asked, bits_NB, self._least_filters
+            self.table, self._penalise, slots_R, positions_N, drafts_RK, signature, bits_NB, least, each
         )
         return self._choose(logits_NV, wanted)
 
     def _choose(self, logits_LV: Tensor, wanted: Wanted) -> Tensor:
         """argmax, of the logits as they are wanted, or of what filters leave of them plus each position's noise."""
-        adjusted_LV = wanted.adjusted(logits_LV)
+        adjusted_LV = adjust(logits_LV, wanted.changes, self.table)
         if wanted.sampled == "none":
             return self.argmax(adjusted_LV)
         if self._sample is None or adjusted_LV.dtype != torch.float32:
@@ -154,7 +158,7 @@ class Sampler:
         return noise.uniform(*key, torch.zeros_like(index))
 
     def logprobs(self, logits_LV: Tensor, tokens_L: Tensor, entries: Entries) -> dict[int, TokenLogprobs]:
-        """By entry, for those that asked; from the model's own distribution."""
+        """Log-probabilities by entry, of those that asked, from the model's own distribution."""
         asked = entries.which(lambda p: p.logprobs is not None)
         if not asked:
             return {}

@@ -1,28 +1,23 @@
 """Ops that choose tokens, tried before they serve: on logits at random, against torch's own way. Knows no request's."""
 
 import logging
-from collections.abc import Callable
 from functools import cache
 
 import torch
 from torch import Tensor
 
+from headlong.ops.backend import Draw, Penalise, Sample
 from headlong.params import SamplingParams
 from headlong.sampling import noise
+from headlong.sampling.changes import adjust
 from headlong.sampling.entries import Entries, Entry
-from headlong.sampling.processors import FilterKind, adjust, shape_all
+from headlong.sampling.processors import FilterSet, shape_all
 from headlong.sampling.table import SamplingTable
 from headlong.types import Request
 
-Draw = Callable[[Tensor, Tensor], Tensor]
-"""From scores and keys, a line for each row, to tokens."""
-Sample = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From logits, filters and keys."""
-Penalise = Callable[..., Tensor]
-"""As `penalise` of ops/penalise/triton.py."""
 ROWS, TOKENS = 64, 50_000
-"""So many that a GPU goes all its ways. Divisible by 16, as most vocabularies are: otherwise Triton would make other
-kernels than those that will serve."""
+"""The size of a trial, in which a GPU goes all its ways. Divisible by 16, as most vocabularies are: otherwise Triton
+would make other kernels than those that will serve."""
 PENALISED_TOKENS = 5008
 """Divisible by 16, too. There is only one way here."""
 HEAT = 3.0
@@ -74,7 +69,7 @@ def samples_alike(sample: Sample, device: torch.device) -> bool:
     scores_MV = logits_MV.double()
     for slot, params in enumerate(TRIED):
         own = slots_M == slot
-        scores_MV[own] = shape_all(logits_MV[own], slots_M[own], table, FilterKind.of(params))
+        scores_MV[own] = shape_all(logits_MV[own], slots_M[own], table, FilterSet.of(params))
     same = torch.equal(tokens_M, noise.draw(scores_MV, key))
     if not same:
         log.warning("tokens are filtered by torch on %s: the kernels for it choose others there", device)

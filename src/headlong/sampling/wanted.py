@@ -1,50 +1,52 @@
-"""What a step's tokens are to be chosen by: entries of rows that each ask for something, or rows that ask alike.
+"""What a step's tokens are to be chosen by: entries of rows that each ask for something, or rows of one signature.
 
-The first kind looks at every row on the host and touches only the entries that asked. The second asks the host for
-nothing: what rows have in common decides which operations there are, and settings are gathered by slot on the device.
+`RaggedWanted` looks at every row on the host and touches only the entries that asked. `EvenWanted` asks the host for
+nothing: the rows' signature decides which operations there are, and settings are gathered by slot on the device.
 """
 
-from collections.abc import Callable
 from functools import cached_property
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from headlong.sampling.constraints import constrain, unpacked
+from headlong.ops.backend import Penalise
+from headlong.sampling.changes import Changes, Early
+from headlong.sampling.constraints import Allowed, unpacked
 from headlong.sampling.entries import Entries
-from headlong.sampling.processors import Alike, adjust, shape, shape_all
+from headlong.sampling.processors import SamplingSignature, shape, shape_all
 from headlong.sampling.table import SamplingTable
 
 
 class Wanted(Protocol):
-    """Of L logits rows, M of which are sampled."""
+    """What L rows of logits are chosen by, M of which are sampled."""
 
     @property
     def sampled(self) -> Literal["none", "some", "all"]:
-        """Which of them; the others want their best token."""
+        """How many of the rows are sampled; the others want their best token."""
         ...
 
-    def adjusted(self, logits_LV: Tensor) -> Tensor:
-        """Penalties, bias, bans, minimum length and constraints: what greedy decoding obeys too."""
+    @property
+    def changes(self) -> Changes:
+        """What is done to all logits first."""
         ...
 
     def picked(self, adjusted_LV: Tensor) -> Tensor:
-        """Those that are sampled, [M, V]."""
+        """The rows that are sampled, [M, V]."""
         ...
 
     def shaped(self, adjusted_LV: Tensor) -> Tensor:
-        """Their scores after temperature and filters, [M, V]."""
+        """The scores of the sampled rows after temperature and filters, [M, V]."""
         ...
 
     @property
     def filters_M4(self) -> Tensor:
-        """Their temperature, top-k, top-p and min-p, for an op that filters."""
+        """Temperature, top-k, top-p and min-p of the sampled rows, for an op that filters."""
         ...
 
     @property
     def keys_M4(self) -> Tensor:
-        """The keys of their noise."""
+        """The keys of the sampled rows' noise."""
         ...
 
     def mixed(self, best_L: Tensor, sampled_M: Tensor) -> Tensor:
@@ -53,7 +55,7 @@ class Wanted(Protocol):
 
 
 class RaggedWanted:
-    """Entries, each by its own request."""
+    """Entries that are each chosen by their own request."""
 
     def __init__(self, table: SamplingTable, entries: Entries) -> None:
         self._table, self._entries = table, entries
@@ -66,8 +68,9 @@ class RaggedWanted:
             return "none"
         return "all" if self._all else "some"
 
-    def adjusted(self, logits_LV: Tensor) -> Tensor:
-        return adjust(logits_LV, self._entries, self._table)
+    @property
+    def changes(self) -> Changes:
+        return self._entries
 
     def picked(self, adjusted_LV: Tensor) -> Tensor:
         return adjusted_LV if self._all else adjusted_LV[self._index_M]
@@ -94,62 +97,69 @@ class RaggedWanted:
 
 
 class EvenWanted:
-    """R rows that ask alike, with as many logits for each. The last of a row's stand after all its drafts, each of the
-    others after one less."""
+    """R rows of one signature, with `each` logits for every row. A row's last logits stand after all its drafts, each
+    of the others after one less."""
 
     def __init__(
         self,
         table: SamplingTable,
-        penalise: Callable[..., Tensor] | None,
+        penalise: Penalise | None,
         slots_R: Tensor,
         positions_N: Tensor | None,
         drafts_RK: Tensor,
-        asked: Alike,
+        signature: SamplingSignature,
         bits_NB: Tensor | None,
         least_filters_4: Tensor,
+        each: int,
     ) -> None:
         """`least_filters_4` are those that take least time, for rows whose sampled token nobody asks for."""
-        self._table, self._penalise, self._asked = table, penalise, asked
+        self._table, self._penalise, self._signature = table, penalise, signature
         self._slots_R, self._positions_N, self._drafts_RK = slots_R, positions_N, drafts_RK
-        self._bits_NB, self._least_filters_4 = bits_NB, least_filters_4
-        self._each = 1
+        self._bits_NB, self._least_filters_4, self._each = bits_NB, least_filters_4, each
 
     @property
     def sampled(self) -> Literal["none", "some", "all"]:
-        if self._asked.kind is None:
+        if self._signature.filters is None:
             return "none"
-        return "some" if self._asked.greedy else "all"
+        return "some" if self._signature.greedy else "all"
 
-    def adjusted(self, logits_LV: Tensor) -> Tensor:
-        asked, table = self._asked, self._table
-        self._each = len(logits_LV) // len(self._slots_R)
-        if asked.kind is not None:
+    @property
+    def changes(self) -> Changes:
+        return self
+
+    def penalised(self, logits_LV: Tensor) -> Tensor:
+        signature, table = self._signature, self._table
+        if signature.filters is not None:
             logits_LV = logits_LV.float()
-        if asked.penalised or asked.biased:
-            assert self._penalise is not None, "such rows are not alike then"
-            counts_SV = table.tally.counts_SV if asked.penalised else None
-            bias_SV = table.bias if asked.biased else None
-            logits_LV = self._penalise(
-                logits_LV.float(), self._slots_R, table.changes_S5, counts_SV, bias_SV, self._drafts_RK
-            )
-        if asked.early:
-            too_early_N1 = (self._positions < table.earliest[self._slots_N])[:, None]
-            logits_LV = logits_LV.masked_fill(table.stops[self._slots_N] & too_early_N1, -torch.inf)
-        if self._bits_NB is None:
+        if not signature.penalised and not signature.biased:
             return logits_LV
-        return constrain(logits_LV, unpacked(self._bits_NB, logits_LV.shape[1]))
+        assert self._penalise is not None, "such rows have no signature then"
+        counts_SV = table.tally.counts_SV if signature.penalised else None
+        bias_SV = table.bias if signature.biased else None
+        return self._penalise(
+            logits_LV.float(), self._slots_R, table.changes_S5, counts_SV, bias_SV, self._drafts_RK
+        )
+
+    @property
+    def early(self) -> Early | None:
+        return Early(None, self._slots_N, self._positions) if self._signature.early else None
+
+    @property
+    def allowed(self) -> Allowed | None:
+        bits_NB = self._bits_NB
+        return None if bits_NB is None else Allowed(None, unpacked(bits_NB, self._table.vocab_size))
 
     def picked(self, adjusted_LV: Tensor) -> Tensor:
         return adjusted_LV
 
     def shaped(self, adjusted_LV: Tensor) -> Tensor:
-        assert self._asked.kind is not None
-        return shape_all(adjusted_LV, self._slots_N, self._table, self._asked.kind)
+        assert self._signature.filters is not None
+        return shape_all(adjusted_LV, self._slots_N, self._table, self._signature.filters)
 
     @property
     def filters_M4(self) -> Tensor:
         filters_N4 = self._filters_N4
-        if not self._asked.greedy:
+        if not self._signature.greedy:
             return filters_N4
         return torch.where(self._greedy_N[:, None], self._least_filters_4, filters_N4)
 

@@ -18,7 +18,7 @@ from headlong.layers.context import Context
 from headlong.models.decoder import DecoderModel
 from headlong.ops.rope.reference import LARGEST_TABLE, Angles, angles
 from headlong.ops.triton_step import NUM_TIMESTAMPS, TritonStep, round_up_positions
-from headlong.sampling.processors import Alike
+from headlong.sampling.processors import SamplingSignature
 from headlong.sampling.sampler import Sampler
 from headlong.speculate.draft_loop import Choice, make_drafts
 from headlong.speculate.live_rows import EvenRows
@@ -37,7 +37,7 @@ class Shape(NamedTuple):
     """Positions that are reckoned with."""
     reads: bool
     """Whether the head reads the step."""
-    asked: Alike
+    signature: SamplingSignature
     """How tokens are chosen."""
     tells: bool = False
     """Whether logits are asked for afterwards."""
@@ -132,7 +132,7 @@ class DeviceStages:
         """The target's tokens."""
         after_N, shape = _after(plan.layout, plan.shape), plan.shape
         return self.sampler.choose_even(
-            logits_NV, draft.slots_R, after_N, draft.drafts_RK, shape.asked, plan.bits_NB
+            logits_NV, draft.slots_R, after_N, draft.drafts_RK, shape.signature, plan.bits_NB
         )
 
     def verify(self, plan: EvenStep, draft: Drafted, computed: Computed) -> Chosen:
@@ -149,7 +149,7 @@ class DeviceStages:
         """The device's half of it: counts what penalised rows have seen, and has the head read the step where it is to.
         Lengths are the host's, which commits them when the step lands."""
         slots_R = draft.slots_R
-        if plan.shape.asked.penalised:
+        if plan.shape.signature.penalised:
             self._ops.count_tokens(
                 verdict.last_R, slots_R, verdict.tokens_N, self.sampler.table.tally.counts_SV
             )
@@ -228,24 +228,28 @@ class _Choice:
     def __init__(self, stages: DeviceStages, plan: EvenStep, slots_R: Tensor) -> None:
         assert stages.drafter is not None
         self._sampler, self._vocabulary = stages.sampler, stages.drafter.vocabulary
-        self._asked, self._first_RB, self._slots_R = plan.shape.asked, plan.first_RB, slots_R
+        self._signature, self._first_RB, self._slots_R = plan.shape.signature, plan.first_RB, slots_R
         self._after_N = _after(plan.layout, plan.shape)
 
     def __call__(self, hidden_RD: Tensor, live: list[int], before: Sequence[Tensor]) -> Choice:  # noqa: ARG002
-        asked, vocabulary, slots_R = self._asked, self._vocabulary, self._slots_R
+        signature, vocabulary, slots_R = self._signature, self._vocabulary, self._slots_R
         bits_RB = None if before else self._first_RB
-        if asked.kind is None and not asked.changes and bits_RB is None:
+        if signature.filters is None and not signature.changes and bits_RB is None:
             return Choice(vocabulary.argmax(hidden_RD))
         drafts_RK = slots_R.new_empty(len(slots_R), 0)
-        if before and asked.changes:
+        if before and signature.changes:
             drafts_RK = torch.stack(list(before), dim=1)
         whole_RV = vocabulary.whole(vocabulary.logits(hidden_RD))
         after_N = self._after_N
         after_R = None if after_N is None else after_N.view(len(slots_R), -1)[:, len(before)]
-        return Choice(self._sampler.choose_even(whole_RV, slots_R, after_R, drafts_RK, asked, bits_RB))
+        return Choice(self._sampler.choose_even(whole_RV, slots_R, after_R, drafts_RK, signature, bits_RB))
 
 
 def _after(layout: EvenLayout, shape: Shape) -> Tensor | None:
     """The positions that tokens are chosen for, where anybody asks."""
-    asked = shape.asked
-    return None if asked.kind is None and not asked.early else layout.passes()[0].position_N.long() + 1
+    signature = shape.signature
+    return (
+        None
+        if signature.filters is None and not signature.early
+        else layout.passes()[0].position_N.long() + 1
+    )

@@ -19,7 +19,7 @@ from headlong.engine.step.readback import Readback
 from headlong.engine.step.stepper import Landed
 from headlong.ops.triton_step import NUM_TIMESTAMPS, round_up_positions
 from headlong.sampling.entries import Entries, Entry
-from headlong.sampling.processors import Alike
+from headlong.sampling.processors import SamplingSignature
 from headlong.speculate.verdict import Found, build_verdict, without
 from headlong.state.state import RowState
 from headlong.types import Plan, RowPlan, TokenLogprobs
@@ -86,7 +86,7 @@ class DeviceStepper(ABC):
         ...
 
     @abstractmethod
-    def suits(self, asked: Alike) -> bool:
+    def suits(self, signature: SamplingSignature) -> bool:
         """Whether rows that ask for this can be run so."""
         ...
 
@@ -105,8 +105,8 @@ class DeviceStepper(ABC):
         for row in plan.rows:
             if not row.samples or row.known_tokens:
                 return False
-        asked = self.stages.sampler.alike(row.slot for row in plan.rows)
-        return asked is not None and self.suits(asked)
+        signature = self.stages.sampler.signature(row.slot for row in plan.rows)
+        return signature is not None and self.suits(signature)
 
     def launch(self, plan: Plan, *, goes_on: bool = False) -> DeviceLaunch:
         """Begins a step; one that `goes_on` begins where the step under way will have left its rows."""
@@ -118,13 +118,13 @@ class DeviceStepper(ABC):
         layout = self._layout(len(rows), drafts)
         held = tuple(stages.state.rows[row.request.id] for row in rows)
         stages.row_table.update(zip(held, [row.request.stop_ids for row in rows], strict=True))
-        asked = stages.sampler.alike(row.slot for row in rows)
-        assert asked is not None, "it was asked whether it takes such rows"
-        if asked.penalised and not goes_on:  # the step under way counts by itself
+        signature = stages.sampler.signature(row.slot for row in rows)
+        assert signature is not None, "it was asked whether it takes such rows"
+        if signature.penalised and not goes_on:  # the step under way counts by itself
             table.tally.update(row.slot for row in rows)
         longest = round_up_positions(max(row.start for row in rows) + 1 + drafts)
         tells = any(row.request.params.logprobs is not None for row in rows)
-        step = EvenStep(layout, Shape(longest, reads, asked, tells), layout.given(rows, go_on=goes_on))
+        step = EvenStep(layout, Shape(longest, reads, signature, tells), layout.given(rows, go_on=goes_on))
         found_X, hidden_ND = self.run(step, rows)
         found_X, ready = self._readback.bring(found_X)
         # What holds it on the device is written again by the next step.

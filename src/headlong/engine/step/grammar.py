@@ -15,7 +15,7 @@ from headlong.engine.step.readback import Readback
 from headlong.engine.step.stages import run
 from headlong.ops.cuda_graphs import CudaGraphs
 from headlong.sampling.constraints import packed
-from headlong.sampling.processors import Alike
+from headlong.sampling.processors import SamplingSignature
 from headlong.types import Constraint, RowPlan
 
 
@@ -30,8 +30,8 @@ class GrammarStepper(DeviceStepper):
     def is_usual(self) -> bool:
         return self._stages.is_usual
 
-    def suits(self, asked: Alike) -> bool:
-        return asked.constrained
+    def suits(self, signature: SamplingSignature) -> bool:
+        return signature.constrained
 
     def run(self, step: EvenStep, rows: Sequence[RowPlan]) -> tuple[Tensor, Tensor]:
         _, hidden_ND, found_X = run(self._stages, _ConstrainedStep(step, rows))

@@ -12,7 +12,7 @@ from headlong.engine.step.device_stepper import DeviceLaunch, DeviceStepper
 from headlong.engine.step.stages import run
 from headlong.engine.step.stepper import Launch
 from headlong.ops.cuda_graphs import CudaGraphs
-from headlong.sampling.processors import Alike
+from headlong.sampling.processors import SamplingSignature
 from headlong.state.row_table import MOST_STOPS
 from headlong.types import Plan, RowPlan
 
@@ -28,8 +28,8 @@ class GraphStepper(DeviceStepper):
     def is_usual(self) -> bool:
         return self._graphs.is_usual
 
-    def suits(self, asked: Alike) -> bool:
-        return not asked.constrained
+    def suits(self, signature: SamplingSignature) -> bool:
+        return not signature.constrained
 
     def run(self, step: EvenStep, rows: Sequence[RowPlan]) -> tuple[Tensor, Tensor]:  # noqa: ARG002
         def whole(given: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
