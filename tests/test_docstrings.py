@@ -13,8 +13,14 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "headlong"
 
-CLEAN = ("", "checkpoint", "convert", "ops", "quant")
+PACKAGES = ("", *sorted(path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file()))
 """Packages that are held to this, with all that is below them; the empty name is the modules beside the packages."""
+
+NOT_YET = {
+    "engine/faults.py", "engine/scheduler.py", "models/head_spec.py", "models/mtp.py", "speculate/depth.py",
+    "state/prefix.py", "state/specs.py",
+}  # fmt: skip
+"""Files that still hold riddles; a file leaves when it has none, and none comes in."""
 
 FRAGMENT = re.compile(
     r"(Of|That|Whose|Its|It|They|These|Those|Them|Such|Else|Instead|And|But|Or|So|Not|"
@@ -57,16 +63,22 @@ def files(package: str) -> list[Path]:
     return sorted(SOURCE.glob("*.py") if not package else (SOURCE / package).rglob("*.py"))
 
 
-@pytest.mark.parametrize("package", CLEAN, ids=lambda package: package or "top level")
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package or "top level")
 def test_docstrings_are_understood_alone(package):
     found, read = [], 0
     for path in files(package):
         for line, text in docstrings(ast.parse(path.read_text("utf-8"))):
             read += 1
-            if reason := riddle(text):
+            if (reason := riddle(text)) and str(path.relative_to(SOURCE)) not in NOT_YET:
                 found.append(f"{path.relative_to(SOURCE)}:{line} {reason}: {text.strip()[:60]!r}")
-    assert read > 20, "the docstrings were not found"
+    assert read > 5, "the docstrings were not found"
     assert not found, "\n".join(found)
+
+
+def test_files_that_hold_riddles_hold_some():
+    for name in NOT_YET:
+        texts = [text for _, text in docstrings(ast.parse((SOURCE / name).read_text("utf-8")))]
+        assert any(map(riddle, texts)), f"{name} has none left: take it from the list"
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ class Checked:
 
     def propose(self, plan: Plan) -> Draft | None:
         found = self.proposer.propose(plan)
-        self.fresh._settle({})
+        self.fresh._commit({})
         self.fresh._forget(list(self.fresh.own.rows))
         wanted = self.fresh.propose(plan)
         if found is None or wanted is None:

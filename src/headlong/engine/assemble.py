@@ -30,9 +30,9 @@ def assemble(
     config: EngineConfig,
     tokenizer: Tokenizer | None = None,
     drafter: Built | None = None,
-    ends: Collection[int] = (),
+    stop_ids: Collection[int] = (),
 ) -> Engine:
-    """`drafter` is the model that the proposer `draft` drafts with; `ends` are the tokens that end a text."""
+    """`drafter` is the model that the proposer `draft` drafts with; `stop_ids` are the tokens that end a text."""
     model, ops, who = built.model, built.ops, resolve_proposer(config, built, drafter)
     head = built.head if "mtp" in who.parts else None
     max_drafts = config.max_draft_tokens if who.parts else 0
@@ -55,7 +55,7 @@ def assemble(
     )
     chosen = None
     if head is not None:
-        chosen = draft_tokens(config.draft_vocab, model.config.vocab_size, tokenizer, ends)
+        chosen = draft_tokens(config.draft_vocab, model.config.vocab_size, tokenizer, stop_ids)
     with refusing_oom(memory):
         state = State(specs, model.config.hidden_size, capacity, prefix if config.prefix_cache else None)
     table = SamplingTable(config.max_rows, model.config.vocab_size, ops.device)

@@ -207,8 +207,8 @@ def build(blueprint: Blueprint, *, device: torch.device, progress: ProgressFn = 
     chosen = blueprint.dtype(device)
     log.info("dtype %s (stored %s) on %s", chosen, blueprint.stored_dtype() or "packed", device)
     ops = choose_backend(chosen, device)
-    elsewhere = blueprint.options.resolve_draft_device()
-    head_ops = ops if elsewhere is None else choose_backend(blueprint.dtype(elsewhere), elsewhere)
+    head_device = blueprint.options.resolve_draft_device()
+    head_ops = ops if head_device is None else choose_backend(blueprint.dtype(head_device), head_device)
     _keep_to_the_cores()
     # What torch does meanwhile is small, and its threads would go on looking for more on cores that lay weights out.
     with torch.inference_mode(), ops.threads():
@@ -221,16 +221,16 @@ def build(blueprint: Blueprint, *, device: torch.device, progress: ProgressFn = 
             model = blueprint.family.model(blueprint.config, Scope(loader, ops))
         except CheckpointError as error:
             raise CheckpointError(f"{blueprint.checkpoint.folder}: {error}") from error
-        with nullcontext() if elsewhere is None else refusing_oom_on(elsewhere):
+        with nullcontext() if head_device is None else refusing_oom_on(head_device):
             head, refusal = _build_head(blueprint, head_ops, head_loader)
-            lent = None if head is None or elsewhere is None else _lend(blueprint, head_ops)
+            lent = None if head is None or head_device is None else _lend(blueprint, head_ops)
     _return_what_was_freed()
     return Built(model, head, refusal, ops, lent)
 
 
 def _return_what_was_freed() -> None:
-    """To the system, where the C library can be told: what laying weights out anew took in between would stay with the
-    process, up to a fifth of a model."""
+    """Returns freed memory to the system, where the C library can be told: what laying weights out anew took in between
+    would stay with the process, up to a fifth of a model."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:

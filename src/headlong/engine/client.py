@@ -57,7 +57,7 @@ class EngineDescription:
     recommended: Mapping[str, Any] = field(default_factory=dict)
     """Sampling parameters that the checkpoint's authors suggest."""
     plain_tokens_per_second: float | None = None
-    """Of plain decoding with one row, measured when the engine was loaded; None where nobody measured."""
+    """The speed of plain decoding with one row, measured when the engine was loaded; None where nobody measured."""
 
 
 @dataclass(frozen=True)

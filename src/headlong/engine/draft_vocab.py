@@ -15,13 +15,13 @@ log = logging.getLogger(__name__)
 
 
 def draft_tokens(
-    wanted: int | str | Path | None, vocab_size: int, tokenizer: Tokenizer | None, ends: Collection[int]
+    wanted: int | str | Path | None, vocab_size: int, tokenizer: Tokenizer | None, stop_ids: Collection[int]
 ) -> Tensor | None:
     """Token ids, ascending; None for all. A number takes the most frequent by the counts stored for this tokenizer, or
     without counts the first ones; a file is taken whole. Tokens that end or structure an answer are always in."""
     if wanted is None:
         return None
-    always = {*ends, *(() if tokenizer is None else tokenizer.structural_ids)}
+    always = {*stop_ids, *(() if tokenizer is None else tokenizer.structural_ids)}
     if isinstance(wanted, int):
         if wanted >= vocab_size:
             return None

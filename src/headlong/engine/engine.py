@@ -33,7 +33,7 @@ class Drafting(NamedTuple):
     """How deep requests may draft where they do not say."""
 
     max_drafts: int
-    """That any request may ask for; 0 where nobody drafts."""
+    """The most drafts that a request may ask for; 0 where nobody drafts."""
     drafts: int
     adaptive: bool
     """Whether the engine chooses anew every step."""

@@ -111,7 +111,7 @@ class Metrics:
             self._recent[-1][1].add(step)
 
     def totals(self) -> Totals:
-        """A copy."""
+        """A copy of what was counted since the start."""
         with self._lock:
             return Totals().plus(self._totals)
 

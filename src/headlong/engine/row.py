@@ -22,7 +22,7 @@ class Row:
         self.decoding = False
         """Whether its last token is on the device and alone unread."""
         self.number = 0
-        """Its place in the order rows came in."""
+        """The row's place in the order rows came in."""
         self.num_cached: int | None = None
         """Tokens that were there when it was first admitted; None before."""
         self.asks_host = request.params.asks_host

@@ -75,7 +75,7 @@ def _cost(engine: Engine, rows: int, depth: int, num_steps: int) -> Cost:
 
 
 def _request(engine: Engine, number: int, depth: int, num_steps: int) -> Request:
-    """Its tokens do not matter; it is long enough not to end while it is measured, whatever is accepted."""
+    """A request that does not end while it is measured, whatever is accepted. Which tokens it has does not matter."""
     rng = random.Random(number)
     vocab = engine.model.config.vocab_size
     return Request(

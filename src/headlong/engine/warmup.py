@@ -9,7 +9,8 @@ WARM_TOKENS, PLAIN_TOKENS = 8, 32
 
 
 def plain_tokens_per_second(service: Service) -> float:
-    """Of plain decoding, one row: one over the median step. Nothing else may step the engine meanwhile."""
+    """The speed of plain decoding with one row: one over the median step. Nothing else may step the engine
+    meanwhile."""
     _step_seconds(service, WARM_TOKENS, draft_tokens=None)
     return 1.0 / statistics.median(_step_seconds(service, PLAIN_TOKENS, draft_tokens=0))
 

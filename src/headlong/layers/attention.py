@@ -54,7 +54,8 @@ class Attention:
         self.attend = scope.ops.gated_attention(GatedAttentionWeights(heads, kv, dim, qk_norm, c.gated))
 
     def _order(self) -> Tensor:
-        """From the rows of q_proj (per head: query, then gate), k_proj and v_proj to queries, keys, gates, values."""
+        """Which stored row each output is: q_proj has a query, then a gate per head; wanted are queries, keys, gates,
+        values."""
         heads, dim = self.config.num_heads, self.config.head_dim
         kv_size = self.config.num_kv_heads * dim
         q_and_gate = torch.arange(2 * heads * dim).view(heads, 2, dim)
@@ -85,7 +86,7 @@ class Attention:
         return self.out.add_to(attended, to_ND, then)
 
     def remember(self, normed: Normed, context: Context, state: LayerState) -> None:
-        """Leaves the tokens' keys and values behind, and says nothing of them."""
+        """Writes the tokens' keys and values, and computes nothing else."""
         projected, kv = self.project(normed), cast(PagedKv, state)
         self.attend.write(projected, kv.keys, kv.values, context.angles, context.attention)
 

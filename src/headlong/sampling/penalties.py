@@ -13,7 +13,7 @@ NAMES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 class Seen:
     """The tokens of one row that are penalised, each once, and how often each was produced. Those of its prompt are
-    among them where they count. On the host, which knows every token that was settled."""
+    among them where they count. On the host, which knows every token that was committed."""
 
     def __init__(self, prompt: Iterable[int], output: Iterable[int]) -> None:
         self.ids, self.counts = array("q"), array("i")

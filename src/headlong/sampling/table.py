@@ -53,7 +53,7 @@ class SamplingTable:
         self._dense: dict[str, Tensor] = {}
 
     def set(self, slot: int, request: Request, output: list[int]) -> None:
-        """Settles a row into its slot; `output` is what it produced before it was preempted."""
+        """Writes a row's settings into its slot; `output` is what it produced before it was preempted."""
         params = request.params
         self.requests[slot] = request
         for name in _SCALARS:
@@ -100,7 +100,7 @@ class SamplingTable:
         return tokens[: constraint.advance(tokens)], constraint.failure
 
     def count(self, slot: int, tokens: Iterable[int]) -> None:
-        """Adds settled tokens to a penalised slot."""
+        """Adds committed tokens to a penalised slot."""
         self.seen[slot].count(tokens)
 
     def penalties(self, slots_M: Tensor) -> Tensor:

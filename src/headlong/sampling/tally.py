@@ -22,7 +22,7 @@ class Tally:
         """`seen` by slot, as it is at any time; `shape` slots and tokens."""
         self._seen, self._shape, self._device = seen, shape, device
         self._known: dict[int, tuple[Seen, int]] = {}
-        """By slot, the row that was counted there last, and how many tokens it had produced by then."""
+        """The row that was counted last in each slot, and how many tokens it had produced by then."""
 
     @cached_property
     def counts_SV(self) -> Tensor:
@@ -30,7 +30,8 @@ class Tally:
         return torch.zeros(self._shape, dtype=torch.int32, device=self._device)
 
     def update(self, slots: Iterable[int]) -> None:
-        """No step may be under way whose tokens the host has not counted yet."""
+        """Brings the counts of these slots up to date. No step may be under way whose tokens the host has not counted
+        yet."""
         behind = []
         for slot in slots:
             seen = self._seen.get(slot)
@@ -44,7 +45,7 @@ class Tally:
             self._bring(behind)
 
     def advance(self, slot: int, num_tokens: int) -> None:
-        """A step has counted so many of a penalised row on the device."""
+        """Notes that a step has counted so many tokens of a penalised row on the device."""
         seen, num_produced = self._known[slot]
         self._known[slot] = seen, num_produced + num_tokens
 

@@ -97,8 +97,8 @@ class Acceptance:
         self._curves.pop(row_id, None)
 
     def doubt(self, row_ids: Iterable[str]) -> None:
-        """These rows did otherwise than was to be expected: half of what was seen of them is taken for old, and so is
-        what all rows show if there are no others."""
+        """Half of what was seen of these rows is taken for old, since they did otherwise than was to be expected; and
+        so is half of what all rows show if there are no others."""
         row_ids = set(row_ids)
         for row_id in row_ids:
             self._rows[row_id].fade(0.5)

@@ -47,7 +47,7 @@ class Calibration:
         self._step = self._faded = 0
 
     def chance(self, row_id: str, place: int, confidence: float) -> float:
-        """That the row's draft at `place` stands if those before it do."""
+        """The chance that the row's draft at `place` is accepted if those before it are."""
         odds = self._odds[_bin(confidence)] * self._positions[place].factor
         if row_id in self._rows:
             odds *= self._rows[row_id].factor

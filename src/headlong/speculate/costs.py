@@ -21,11 +21,11 @@ REFIT = 8
 FAR = 4.0
 """Drafts of one row at which neighbours and guesses are asked."""
 GUESS_VERIFY, GUESS_DRAFT = 0.1, 0.2
-"""Of a plain step: what one draft for every row adds to it, and what drafting it takes, as long as nothing of the kind
-was measured."""
+"""What one draft for every row adds to a plain step, and what drafting it takes, as parts of that step, as long as
+nothing of the kind was measured."""
 LEAST = 0.125
-"""Of the cheapest step of a row count, what any other is taken to cost at least: a line drawn through deep drafts alone
-may cross zero before it comes to none."""
+"""What any step is taken to cost at least, as a part of the cheapest of its row count: a line drawn through deep drafts
+alone may cross zero before it comes to none."""
 SURPRISE = 2.0
 """Times what was expected, at which a measurement is cut off: most of what is slower still is noise."""
 SPEED_MEMORY = 0.96
@@ -199,7 +199,7 @@ class Costs:
         self.draft = Table(0.0, plain * GUESS_DRAFT, per_row=False)
 
     def seconds(self, rows: int, drafts: int, drafting: int, depth: int) -> float:
-        """By the tables: `drafts` tokens of `drafting` among `rows` rows, the deepest row having `depth`."""
+        """What the tables say of `drafts` tokens of `drafting` among `rows` rows, the deepest row having `depth`."""
         total = self.verify.at(rows, drafts)
         return total + self.draft.at(drafting, depth) if depth else total
 

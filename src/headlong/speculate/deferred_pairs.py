@@ -44,7 +44,7 @@ class _Span(NamedTuple):
 @dataclass
 class _Row:
     held: RowState
-    """Whose the pairs are. A row that was put back and came again holds another."""
+    """The state of the row whose pairs these are. A row that was put back and came again holds another."""
     start: int
     """Position of the first that is not written."""
     spans: list[_Span] = field(default_factory=list)

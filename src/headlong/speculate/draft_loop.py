@@ -25,7 +25,7 @@ class Choice(NamedTuple):
     q_LV: Tensor | None = None
     """Where a verification will ask how likely the drafter thought each token."""
     logits_LT: Tensor | None = None
-    """Of what was chosen from, where it was made."""
+    """The logits that tokens were chosen from, where they were made."""
     places_L: Tensor | None = None
     """Where the tokens stand in these logits; None where that is the tokens themselves."""
 
@@ -34,12 +34,12 @@ class Passes(Protocol[Output_co]):
     """What a drafter computes before each choice: hidden states, logits, or both."""
 
     def first(self) -> Output_co:
-        """Of all rows, from what the target has settled."""
+        """What is computed for all rows from what the target has committed."""
         ...
 
     def after(self, drafts: Sequence[Tensor], live: list[int], stay: list[int] | None) -> Output_co:
-        """After the drafts so far, a tensor [L] for each depth. `live` are the rows that go on; `stay` are their places
-        among those of the pass before, None where all go on."""
+        """What is computed after the drafts so far, a tensor [L] for each depth. `live` are the rows that go on; `stay`
+        are their places among those of the pass before, None where all go on."""
         ...
 
 
@@ -76,7 +76,7 @@ def make_drafts(
 def spread(
     plan: Plan, numbers: Sequence[int], made: Sequence[Drafted], counts: Sequence[int]
 ) -> Draft | None:
-    """From the D rows that drafted, which are these rows of the plan, to all its rows; None where no draft is kept.
+    """Spreads the drafts of D rows, which are these rows of the plan, over all its rows; None where no draft is kept.
     `counts` are the drafts that each of the D has: fewer than were made, where the last was dropped."""
     width = max(counts)
     if not width:

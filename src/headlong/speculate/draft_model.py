@@ -1,8 +1,8 @@
 """Drafts with a second, smaller model that has the target's vocabulary and a state of its own.
 
-Before it drafts, it reads what the rows settled since it last looked, all of them in one ragged pass; a long
+Before it drafts, it reads what the rows committed since it last looked, all of them in one ragged pass; a long
 prompt in chunks, and such a row drafts nothing until it is read. Then each pass gives one more token of every row.
-What it fed of its own drafts is settled by its state's `commit`, like the target's. Rows that are not asked to
+What it fed of its own drafts is committed by its state's `commit`, like the target's. Rows that are not asked to
 draft cost nothing. Knows rows and passes, not who decides.
 """
 
@@ -48,7 +48,7 @@ def check_vocabulary(drafter: int, target: int) -> None:
 
 
 @dataclass(frozen=True)
-class _Reading:
+class _Prefill:
     """A row as the target's plan has it, and its part of a pass over the drafter's own state."""
 
     row: RowPlan
@@ -70,21 +70,21 @@ class DraftModelProposer:
         self._sampler = sampler
         self._chunk_tokens = chunk_tokens
         self._read: dict[str, tuple[Text, int]] = {}
-        """By row, the text its state consists of, and the version; not there while a pass is under way."""
+        """The text that each row's state consists of, and its version; not there while a pass is under way."""
         self._fed: dict[str, RowPlan] = {}
-        """Rows with drafts in the state that are not settled: the pass that fed the last of them."""
+        """Rows with drafts in the state that are not committed: the pass that fed the last of them."""
         specs = runner.model.state_specs.values()
         self._refeeds = any(spec.rollback is Rollback.REPLAY for spec in specs)
 
     def propose(self, plan: Plan) -> Draft | None:
         self.texts.follow(plan)
-        self._settle({})  # what a step that failed left open
+        self._commit({})  # what a step that failed left open
         self._forget([row_id for row_id in self.own.rows if row_id not in self.texts])
-        readings = self._plan_readings(plan)
-        if not readings:
+        prefills = self._plan_prefills(plan)
+        if not prefills:
             return None
-        logits_DV = self._catch_up(Plan(tuple(each.own for each in readings), 0))
-        drafting = [each.row for each in readings if each.own.samples]
+        logits_DV = self._catch_up(Plan(tuple(each.own for each in prefills), 0))
+        drafting = [each.row for each in prefills if each.own.samples]
         return self._draft(plan, drafting, logits_DV) if drafting else None
 
     def observe(
@@ -97,10 +97,10 @@ class DraftModelProposer:
     ) -> None:
         self.texts.observe(plan, verdict)
         accepted = zip(plan.rows, verdict.accepted, strict=True)
-        self._settle({row.request.id: count for row, count in accepted})
+        self._commit({row.request.id: count for row, count in accepted})
 
     def flush_deferred(self, row_ids: Iterable[str]) -> None:
-        """Nothing is put off: the target's pages have nothing of it."""
+        """Does nothing: the target's pages have nothing of it."""
 
     def check_integrity(self) -> None:
         self.own.check_integrity()
@@ -111,7 +111,7 @@ class DraftModelProposer:
             if self._read.get(row_id) == (text, text.version):
                 assert held.length <= len(text.tokens), f"{row_id}: the draft model read more than there is"
 
-    def _settle(self, accepted: dict[str, int]) -> None:
+    def _commit(self, accepted: dict[str, int]) -> None:
         """Keeps the accepted among the drafts that were fed; what is not told was not."""
         if not self._fed:
             return
@@ -125,9 +125,9 @@ class DraftModelProposer:
             self.own.release(row_id)
             self._read.pop(row_id, None)
 
-    def _plan_readings(self, plan: Plan) -> list[_Reading]:
+    def _plan_prefills(self, plan: Plan) -> list[_Prefill]:
         """Who reads how much: rows that are nearly up to date all of it, the others what is left of a chunk."""
-        budget, readings = self._chunk_tokens, []
+        budget, prefills = self._chunk_tokens, []
         waiting = [(row, held) for row in plan.drafting if (held := self._hold(row)) is not None]
         waiting.sort(key=lambda pair: len(self.texts[pair[0].request.id].tokens) - pair[1].length)
         for row, held in waiting:
@@ -141,8 +141,8 @@ class DraftModelProposer:
             budget -= count if is_behind else 0
             known = tuple(tokens[held.length : held.length + count])
             own = _own_plan(row, held, count, known_tokens=known, samples=count == unread)
-            readings.append(_Reading(row, own))
-        return sorted(readings, key=lambda each: -each.own.query_len)
+            prefills.append(_Prefill(row, own))
+        return sorted(prefills, key=lambda each: -each.own.query_len)
 
     def _hold(self, row: RowPlan) -> RowState | None:
         """The row's place in the own state, from the beginning if its text is not what was read. None if the row
@@ -216,7 +216,7 @@ class DraftModelProposer:
 
 
 class _Passes:
-    """The draft model's passes: the one that read what was settled, then one more token of every row."""
+    """The draft model's passes: the one that read what was committed, then one more token of every row."""
 
     def __init__(self, proposer: DraftModelProposer, rows: list[RowPlan], logits_DV: Tensor) -> None:
         self._proposer, self._rows, self._logits_DV = proposer, rows, logits_DV
@@ -225,7 +225,7 @@ class _Passes:
         return self._logits_DV
 
     def after(self, drafts: Sequence[Tensor], live: list[int], stay: list[int] | None) -> Tensor:  # noqa: ARG002
-        """Logits."""
+        """Logits of the rows that go on."""
         return self._proposer.feed([self._rows[number] for number in live], drafts)
 
 

@@ -21,9 +21,9 @@ class Made:
 
     confidences: list[float] = field(default_factory=list)
     chance: float = 1.0
-    """That the last of them stands if the others do."""
+    """How likely the last draft is accepted if the others are."""
     stands: float = 1.0
-    """How likely all of them stand."""
+    """How likely all drafts are accepted."""
     dropped: float | None = None
     """The last one's chance, if it was not worth its place."""
 
@@ -38,11 +38,11 @@ class UtilityStop:
     def __init__(self, acceptance: Acceptance, max_depth: int) -> None:
         self.calibration = Calibration(max_depth)
         self.made: dict[str, Made] = {}
-        """Of this step, by row."""
+        """The drafts of this step, by row."""
         self._passes: list[int] = []
         """Rows in each pass of this step."""
         self._pace = 1.0
-        """Of what a further pass takes if all rows go on, the share it takes where they stop one by one."""
+        """What a further pass takes where rows stop one by one, as a part of what it takes if all go on."""
         self._acceptance = acceptance
         self._costs = Costs()
         self._limits: Mapping[str, int] = {}
@@ -50,32 +50,32 @@ class UtilityStop:
         self._worth = 0.0
 
     def open(self, limits: Mapping[str, int], num_rows: int, worth: float, costs: Costs) -> None:
-        """For one step of `num_rows` rows, of which these may stop before their limits. `worth`: tokens that a second
-        could give."""
+        """Prepares for one step of `num_rows` rows, of which these may stop before their limits. `worth`: tokens that a
+        second could give."""
         self.made, self._passes = {}, []
         self._limits, self._num_rows, self._worth, self._costs = limits, num_rows, worth, costs
 
     def judge(self, row_ids: Sequence[str], confidences: Sequence[float]) -> tuple[list[bool], list[bool]]:
         dear = self._worth * self._costs.verify.slope(self._num_rows)
         self._passes.append(len(row_ids))
-        kept, going, gain = [], [], 0.0
+        kept, live, gain = [], [], 0.0
         for row_id, confidence in zip(row_ids, confidences, strict=True):
             made = self._add(row_id, confidence)
             if row_id not in self._limits:
                 kept.append(True)
-                going.append(True)
+                live.append(True)
                 continue
             if made.stands <= dear:
                 made.dropped = made.chance
             more = self._next(row_id, made) - dear
             kept.append(made.dropped is None)
-            going.append(made.dropped is None and more > 0.0)
-            gain += more if going[-1] else 0.0
-        count, free = sum(going), all(row_id in self._limits for row_id in row_ids)
+            live.append(made.dropped is None and more > 0.0)
+            gain += more if live[-1] else 0.0
+        count, free = sum(live), all(row_id in self._limits for row_id in row_ids)
         # A pass that is made for others anyway costs these rows next to nothing.
         if count and free and gain <= self._worth * self._pace * self._costs.draft.slope(self._passes[0]):
-            going = [False] * len(going)
-        return kept, going
+            live = [False] * len(live)
+        return kept, live
 
     def observe(self, seconds: float) -> None:
         """What the drafting of this step took, as the tables have it, if it was of rows that stopped one by one."""

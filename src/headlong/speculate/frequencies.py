@@ -27,7 +27,7 @@ Counts = Mapping[int, int]
 
 
 def most_frequent(counts: Counts, size: int, vocab_size: int, always: Collection[int] = ()) -> Tensor:
-    """So many tokens, ascending: those of `always` first of all, then the most frequent. Of tokens seen as often the
+    """`size` tokens, ascending: those of `always` first of all, then the most frequent. Among tokens seen as often the
     lower ids come first, since byte-pair vocabularies are in the order of their merges."""
     seen_V = torch.zeros(vocab_size, dtype=torch.double)
     if known := [token for token in counts if token < vocab_size]:

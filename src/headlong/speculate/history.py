@@ -13,7 +13,7 @@ UNKNOWN = -1
 
 
 class Text:
-    """One row's settled tokens, the one that was sampled last included."""
+    """One row's committed tokens, the one that was sampled last included."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -41,7 +41,7 @@ class Text:
                 self.complete = UNKNOWN not in self.tokens
 
     def commit(self, first: int, tokens: tuple[int, ...]) -> None:
-        """From place `first` on these are the row's tokens, and no others."""
+        """Makes these the row's tokens from place `first` on, and no others."""
         self.tokens[first:] = array("i", tokens)
 
 

@@ -31,16 +31,16 @@ class LiveRows:
         self._stop = plan.draft_stop if any(row.request.adaptive for row in rows) else None
 
     def advance(self, logits_LT: Tensor | None, places_L: Tensor) -> list[int] | None:
-        kept = going = [True] * len(self.live)
+        kept = goes_on = [True] * len(self.live)
         if self._stop is not None:
             assert logits_LT is not None, "a stop rule is told how sure the drafter is"
             chosen_L = torch.softmax(logits_LT, dim=-1).gather(1, places_L[:, None])[:, 0]
             ids = [self.rows[number].request.id for number in self.live]
-            kept, going = self._stop.judge(ids, chosen_L.tolist())
+            kept, goes_on = self._stop.judge(ids, chosen_L.tolist())
         stay = []
         for place, number in enumerate(self.live):
             self.counts[number] += kept[place]
-            if going[place] and self.counts[number] < self.rows[number].num_drafts:
+            if goes_on[place] and self.counts[number] < self.rows[number].num_drafts:
                 stay.append(place)
         if len(stay) == len(self.live):
             return None

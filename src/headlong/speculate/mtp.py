@@ -105,7 +105,7 @@ class MtpProposer:
         hidden: Tensor,
         context: Context,
     ) -> Sequence[Tensor]:
-        """As one recorded launch where that can be."""
+        """Runs it as one CUDA graph where that can be."""
         if self._graphs is None:
             return run(tokens, hidden, context)
         given = (tokens, hidden, *context.tensors)
@@ -139,7 +139,7 @@ class MtpProposer:
         )
 
     def catches_up(self, plan: Plan) -> bool:
-        """Whether the head reads in a step that is one launch; nothing is owed to it then."""
+        """Whether the head reads in a step that is one launch; nothing is deferred then."""
         reads = self.reads(plan)
         if reads:
             self._resume({row.request.id for row in plan.rows if self.waiting.holds(row.request.id)})
@@ -192,7 +192,7 @@ class MtpProposer:
             self.state.deferred_kv.drop(pages)
 
     def _pages(self, row_ids: Iterable[str]) -> list[int]:
-        """All that something may be owed for; none where nothing is."""
+        """All pages that something may be deferred for; none where nothing is."""
         rows = [self.state.rows[row_id] for row_id in row_ids] if self.state.deferred_kv else []
         return [page for row in rows for page in row.pages]
 
@@ -266,7 +266,7 @@ class _Passes:
         return self._proposer.vocabulary.logits(self._hidden_LD)
 
     def after(self, drafts: Sequence[Tensor], live: list[int], stay: list[int] | None) -> Tensor:
-        """Logits."""
+        """Hidden states of the rows that go on."""
         if stay is not None:
             self._hidden_LD = self._hidden_LD[torch.tensor(stay, device=self._hidden_LD.device)]
         context = self._context(len(drafts) - 1, live)

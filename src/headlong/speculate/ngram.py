@@ -40,9 +40,9 @@ class SuffixIndex:
         bits = min(max(longest, 256).bit_length(), MAX_TABLE_BITS)
         self._shift = 32 - bits
         self._newest = array("i", [-1]) * (1 << bits)
-        """By hash, the last place where such a run ended."""
+        """The last place where a run with each hash ended."""
         self._older = array("i")
-        """By place, the one before it with the same hash."""
+        """The place before each place that has the same hash."""
 
     @property
     def nbytes(self) -> int:
@@ -170,7 +170,7 @@ class NgramProposer:
         self.texts.observe(plan, verdict)
 
     def flush_deferred(self, row_ids: Iterable[str]) -> None:
-        """Nothing is put off: the target's pages have nothing of it."""
+        """Does nothing: the target's pages have nothing of it."""
 
     def check_integrity(self) -> None:
         assert all(row_id in self.texts for row_id in self.indexes), "an index whose row is gone"

@@ -22,7 +22,7 @@ from headlong.state.state import RowState, State
 from headlong.types import Rows
 
 WHOLE, WHOLE_ON_GPU = 8, 256
-"""So many pairs at most are read whole in one pass: the second pass would cost more than it saves."""
+"""The most pairs that are read whole in one pass: the second pass would cost more than it saves."""
 
 
 class Pairs(NamedTuple):
@@ -38,7 +38,7 @@ class Pairs(NamedTuple):
         return self.start + self.tokens_N.shape[0]
 
     def part(self, first: int, last: int) -> "Pairs":
-        """Those at positions first…last − 1."""
+        """The pairs at positions first…last − 1."""
         own = slice(first - self.start, last - self.start)
         return Pairs(self.held, first, self.hidden_ND[own], self.tokens_N[own])
 
@@ -65,10 +65,11 @@ class PairReader:
         """The head's output for pairs, at a depth of drafts."""
         return self.head.forward(self.model.embed(tokens_N), hidden_ND, context, self.state.layers, depth)
 
-    def read(self, rows: list[Pairs], owed: Sequence[OnPage] = ()) -> None:
+    def read(self, rows: list[Pairs], deferred: Sequence[OnPage] = ()) -> None:
         """Primes the head with these pairs; the last of each row gives its carry. Later than at once makes no
-        difference: what a pair leaves depends on the pairs before it alone. What is `owed` is written before them."""
-        earlier = list(owed)
+        difference: what a pair leaves depends on the pairs before it alone. What is `deferred` is written before
+        them."""
+        earlier = list(deferred)
         if sum(row.end - row.start for row in rows) > WHOLE:
             for row in rows:
                 earlier += row.part(row.start, row.end - 1).on_pages(self.state.page_size)

@@ -8,8 +8,8 @@ from headlong.speculate.costs import Costs
 from headlong.speculate.utility import Candidate, Step, best, expect
 
 SHARE, CALM_SHARE = 0.0125, 0.005
-"""Of all time, what may be lost to steps that are taken for what they teach: usually, and where they have long taught
-nothing new."""
+"""The part of all time that may be lost to steps that are taken for what they teach: usually, and where they have long
+taught nothing new."""
 CALM = 320.0
 """Plain steps' time that is long. A surprise alone does not end it, since luck is one now and then: what follows from
 it does."""
@@ -24,7 +24,7 @@ ASIDE_EVERY = 32
 
 
 class Probing:
-    """Its account is kept in seconds as the costs' tables have them."""
+    """The account of a probe, kept in seconds as the costs' tables have them."""
 
     def __init__(self) -> None:
         self.rows: dict[str, float] = {}

@@ -33,7 +33,7 @@ class DeviceDrafter(Protocol):
 
 
 class Proposer(Protocol):
-    """Drafts from settled state alone. Its choices change speed, never tokens."""
+    """Drafts from committed state alone. Its choices change speed, never tokens."""
 
     max_drafts: int
 

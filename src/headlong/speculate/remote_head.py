@@ -25,22 +25,24 @@ from headlong.types import Batch, Draft, Plan, Verdict
 
 
 class RemoteHead:
-    """An `MtpProposer` over there, and all that travels."""
+    """An `MtpProposer` on the head's device, and all that travels between the two."""
 
     device_drafter = None
 
     def __init__(
         self,
-        ends: Embeddings,
+        embeddings: Embeddings,
         head: MtpHead,
         state: State,
         sampler: Sampler,
         draft_tokens_T: Tensor | None = None,
     ) -> None:
-        """`ends` are the head's own. The state has the head's part on their device."""
-        self.inner = MtpProposer(ends, head, state, _SamplerElsewhere(sampler, ends.ops), draft_tokens_T)
+        """`embeddings` are the head's own. The state has the head's part on their device."""
+        self.inner = MtpProposer(
+            embeddings, head, state, _RemoteSampler(sampler, embeddings.ops), draft_tokens_T
+        )
         self.max_drafts = self.inner.max_drafts
-        self.device = ends.ops.device
+        self.device = embeddings.ops.device
         self.home = sampler.table.device
 
     def propose(self, plan: Plan) -> Draft | None:
@@ -81,19 +83,19 @@ class RemoteHead:
         self.inner.check_integrity()
 
     def _context(self, batch: Batch) -> Context:
-        """The step's, for the head's ops."""
-        ends, rows = self.inner.model, batch.rows
+        """The step's context, for the head's ops."""
+        model, rows = self.inner.model, batch.rows
         last = max(start + count for start, count in zip(rows.starts, rows.query_lens, strict=True)) - 1
-        rotation = angles(batch.positions_N, ends.rotary, ends.ops.activation_dtype, last)
+        rotation = angles(batch.positions_N, model.rotary, model.ops.activation_dtype, last)
         page_size = self.inner.state.page_size
-        return Context(rotation, ends.ops.prepare_attention(rows, batch.pages_RP, page_size))
+        return Context(rotation, model.ops.prepare_attention(rows, batch.pages_RP, page_size))
 
     def _there(self) -> AbstractContextManager[object]:
         """Kernels run on the device that is current."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
 
-class _SamplerElsewhere(Sampler):
+class _RemoteSampler(Sampler):
     """Finds best tokens where the logits are; all else it asks the target's sampler for, by a copy of the logits."""
 
     def __init__(self, sampler: Sampler, ops: Backend) -> None:

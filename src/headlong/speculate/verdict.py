@@ -1,4 +1,4 @@
-"""From what a step found to its verdict, whoever ran the step.
+"""Turns what a step found into its verdict, whoever ran the step.
 
 What comes back from a device is four flat lists: the target's tokens, whether the logits of each are numbers, how many
 drafts stand, and the drafts. Knows no tensors but those a verdict passes on, and no sampling.
@@ -22,13 +22,13 @@ class Found(NamedTuple):
     finite: list[int]
     """1 where the logits of that row are numbers."""
     accepted: list[int]
-    """Drafts, per row of the plan."""
+    """How many drafts of each row of the plan were accepted."""
     drafts: list[int]
-    """As many for each row of the plan."""
+    """The drafts of each row of the plan, as many for each."""
 
     @classmethod
     def split(cls, values: list[int], num_tokens: int, num_rows: int, num_drafts: int) -> "Found":
-        """Of one list that holds them one after the other; what lies beyond them is something else."""
+        """Cuts up one list that holds them one after the other; what lies beyond them is something else."""
         accepted = 2 * num_tokens
         drafts = accepted + num_rows
         return cls(

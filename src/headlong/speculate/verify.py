@@ -137,7 +137,8 @@ def _judge_ratio(p: Tensor, q: Tensor, drafts: Tensor, units: Tensor, depth: Ten
 
 
 def _judge_block(p: Tensor, q: Tensor, drafts: Tensor, units: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
-    """The longest prefix that passes its own test; shorter ones need not pass theirs. Shapes as above."""
+    """The longest prefix that passes its own test; shorter ones need not pass theirs. Shapes are those of
+    `_judge_ratio`."""
     p_draft, q_draft = (x[:, :-1].gather(2, drafts[..., None])[..., 0] for x in (p, q))
     ratio = p_draft / q_draft
     weight, count, rest = (

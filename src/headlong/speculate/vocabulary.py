@@ -10,7 +10,8 @@ from torch import Tensor
 from headlong.models.embeddings import Embeddings
 
 IMPOSSIBLE = -1e30
-"""Not -inf: where a grammar allows none of the chosen tokens, there must be something left to draft."""
+"""The logit of tokens that are not drafted. It is above -inf: where a grammar allows none of the chosen tokens, there
+must be something left to draft."""
 
 
 class DraftVocabulary:

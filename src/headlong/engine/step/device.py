@@ -27,11 +27,11 @@ from headlong.state.row_table import RowTable
 from headlong.state.state import State
 
 MAX_TOKENS = 256
-"""Of a step."""
+"""The most tokens of one step."""
 
 
 class Shape(NamedTuple):
-    """What a recorded step depends on besides its rows and drafts."""
+    """What a captured step depends on besides its rows and drafts."""
 
     longest: int
     """Positions that are reckoned with."""
@@ -49,7 +49,7 @@ class EvenStep(NamedTuple):
     layout: EvenLayout
     shape: Shape
     given_R4: Tensor
-    """Of each row: its slot, start, drafts to replay and drafts."""
+    """The slot, start, drafts to replay and drafts of each row."""
     first_RB: Tensor | None = None
     """Which tokens may come first among the drafts, a bit for each, where a grammar says so."""
     bits_NB: Tensor | None = None
@@ -68,7 +68,7 @@ class Drafted(NamedTuple):
     """What will be read back, as `Found` of speculate/verdict.py has it, and the moments, some of which are in it
     already."""
     context: Context
-    """Of the target's pass."""
+    """The context of the target's pass."""
 
 
 class Computed(NamedTuple):
@@ -163,11 +163,12 @@ class DeviceStages:
             self._ops.carry(out_ND, verdict.last_R, slots_R, self.state.carry_SD, times)
 
     def context(self, plan: EvenStep, pages_RP: Tensor) -> Context:
-        """Of the target's pass, once more, where that is a launch of its own; rows are where `draft` found them."""
+        """The context of the target's pass once more, where that is a launch of its own; rows are where `draft` found
+        them."""
         return self._contexts(plan.layout, plan.shape, pages_RP)[0]
 
     def keep(self, logits_NV: Tensor) -> None:
-        """For `kept`, until the next step that keeps its own."""
+        """Keeps logits for `kept`, until the next step that keeps its own."""
         if self._kept_TV is None:
             most = min(MAX_TOKENS, self.state.slots.size * (1 + self.state.max_drafts))
             self._kept_TV = logits_NV.new_empty(most, logits_NV.shape[1])
@@ -179,7 +180,7 @@ class DeviceStages:
         return self._kept_TV[:num_tokens]
 
     def _contexts(self, layout: EvenLayout, shape: Shape, pages_RP: Tensor) -> list[Context]:
-        """Of the target's pass, then of the head's; rows are where `begin` found them."""
+        """The contexts of the target's pass, then of the head's; rows are where `begin` found them."""
         rotation = self._rotation(layout.position_X, shape.longest)
         return [self._context(part, rotation, pages_RP, shape.longest) for part in layout.passes()]
 

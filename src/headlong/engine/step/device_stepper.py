@@ -25,7 +25,7 @@ from headlong.state.state import RowState
 from headlong.types import Plan, RowPlan, TokenLogprobs
 
 PADDED_TOKENS = 64
-"""Up to which rows may be padded: so many tokens cost a pass about as much as one."""
+"""The most tokens up to which rows may be padded: they cost a pass about as much as one."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,17 @@ class DeviceLaunch:
 
     stepper: "DeviceStepper"
     plan: Plan
-    """Of one that was launched before the one before it was read, starts are the furthest they can be."""
+    """The step's plan. If it was launched before the one before it was read, starts are the furthest they can be."""
     held: tuple[RowState, ...]
-    """Who the rows were."""
+    """The states of the rows when the step was launched."""
     reads: bool
     """Whether the head reads the step."""
     hidden_ND: Tensor | None
-    """Where somebody will want it."""
+    """Hidden states, where somebody will want them."""
     logits_NV: Tensor | None
-    """Where log-probabilities are asked for; until the next step."""
+    """Logits, where log-probabilities are asked for; they stand until the next step."""
     found_X: Tensor
-    """On the host, once it is `ready`."""
+    """What is read back; on the host once it is `ready`."""
     ready: torch.cuda.Event | None
     late: float
     """Seconds it took until the head had read what was deferred."""
@@ -166,7 +166,7 @@ class DeviceStepper(ABC):
         return Landed(plan, verdict, launch.late + drafting / 1e9, launch.is_usual, seconds / 1e9)
 
     def _logprobs(self, launch: DeviceLaunch, gone: Sequence[int], found: Found) -> dict[int, TokenLogprobs]:
-        """Of the tokens of rows that asked, by place among all."""
+        """Log-probabilities of the tokens of rows that asked, by place among all."""
         rows, each, sampler = launch.plan.rows, 1 + launch.plan.num_drafts, self.stages.sampler
         wanted = [
             n for n, row in enumerate(rows) if row.request.params.logprobs is not None and n not in gone
@@ -183,7 +183,7 @@ class DeviceStepper(ABC):
         return {place: by_entry[entry] for entry, place in enumerate(places)}
 
     def _hidden(self, launch: DeviceLaunch, plan: Plan, gone: Sequence[int]) -> Tensor | None:
-        """Of what the rows that are left were fed, without padding."""
+        """Hidden states of what the rows that are left were fed, without padding."""
         hidden_ND, each = launch.hidden_ND, 1 + launch.plan.num_drafts
         if hidden_ND is None or hidden_ND.shape[0] == plan.num_tokens:
             return hidden_ND

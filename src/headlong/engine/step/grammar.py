@@ -49,7 +49,7 @@ class _Drafted(NamedTuple):
     """Drafts on their way to the host."""
 
     tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-    """Of `Drafted`, all but the context, which is made anew in each graph."""
+    """The tensors of `Drafted`. The context is made anew in each graph."""
     drafts_X: Tensor
     ready: torch.cuda.Event | None
 
@@ -123,7 +123,7 @@ class _GrammarStages:
         return found_X
 
     def commit(self, plan: _ConstrainedStep, draft: _Drafted, computed: Tensor, verdict: Tensor) -> None:
-        """It was done with the verdict."""
+        """Does nothing: the graph of the verdict committed the step."""
 
     def _drafted(self, step: EvenStep, tensors: Sequence[Tensor]) -> Drafted:
         slots_R, pages_RP, drafts_RK, tokens_N, found_X = tensors

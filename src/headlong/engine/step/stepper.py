@@ -9,10 +9,10 @@ class Landed(NamedTuple):
     """A step that is over, and committed."""
 
     plan: Plan
-    """Of the rows that are still there, with the drafts that were really made."""
+    """The plan of the rows that are still there, with the drafts that were really made."""
     verdict: Verdict
     draft_seconds: float
-    """Of the step's time, what drafting and priming took."""
+    """How much of the step's time drafting and priming took."""
     is_usual: bool = True
     """False for a step that was compiled or captured on the way: its time says nothing of others."""
     seconds: float = 0.0
