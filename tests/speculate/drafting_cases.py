@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -134,4 +135,20 @@ def coming_and_going(make: Maker, folder: Path, seed: int) -> Trace:
     llm = load(folder, make, **CRAMPED)
     trace = assert_exact(llm, truth, requests, depths, arrivals=arrivals, cancel=leaving)
     assert trace.preempted
+    return trace
+
+
+def drive_in_company(llm: LLM, **sampling) -> Trace:
+    """Rows whose verification depends on drafts have the same tokens alone and among others; how they went among
+    others."""
+    cases = [
+        ((n, n + 1, 30, n, n + 1), SamplingParams(seed=n, ignore_eos=True, **sampling)) for n in range(3)
+    ]
+    requests = with_depth(requests_of(llm, cases), [1, 3, 5])
+    alone = {}
+    for request in requests:
+        alone |= drive(llm, [request]).results
+    others = [replace(r, id=f"other{r.id}") for r in with_depth(mixed(llm, 5, count=4), [4, 0])]
+    trace = drive(llm, [*requests, *others], arrivals=[0, 2, 4, *([1] * len(others))])
+    assert_same(trace.results, alone, requests)
     return trace

@@ -10,6 +10,7 @@ from drafting_cases import (
     assert_exact,
     coming_and_going,
     draft,
+    drive_in_company,
     load,
     mixed,
     mtp,
@@ -17,7 +18,7 @@ from drafting_cases import (
     use,
 )
 
-from engine.engine_cases import assert_same, drive, plain_alone, requests_of, with_depth
+from engine.engine_cases import drive, plain_alone, requests_of, with_depth
 from headlong import SamplingParams
 from headlong.config import EngineConfig
 from headlong.engine import proposers
@@ -168,20 +169,7 @@ def test_ngram_goes_on_where_the_drafts_lead(models):
 )
 def test_other_rules_do_not_depend_on_company(models, parts, name, rule):
     llm = load(models["forgetful"], parts[name])
-    cases = [
-        (
-            (n, n + 1, 30, n, n + 1),
-            SamplingParams(max_tokens=24, temperature=0.4, seed=n, verify=rule, ignore_eos=True),
-        )
-        for n in range(3)
-    ]
-    requests = with_depth(requests_of(llm, cases), [1, 3, 5])
-    alone = {}
-    for request in requests:
-        alone |= drive(llm, [request]).results
-    others = [replace(r, id=f"other{r.id}") for r in with_depth(mixed(llm, 5, count=4), [4, 0])]
-    trace = drive(llm, [*requests, *others], arrivals=[0, 2, 4, *([1] * len(others))])
-    assert_same(trace.results, alone, requests)
+    drive_in_company(llm, max_tokens=24, temperature=0.4, verify=rule)
 
 
 def test_q_is_there_for_whom_it_judges(models, parts):

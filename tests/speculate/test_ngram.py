@@ -7,9 +7,18 @@ from itertools import pairwise
 
 import pytest
 import torch
-from drafting_cases import VOCAB, acceptance, assert_exact, coming_and_going, load, mixed, ngram
+from drafting_cases import (
+    VOCAB,
+    acceptance,
+    assert_exact,
+    coming_and_going,
+    drive_in_company,
+    load,
+    mixed,
+    ngram,
+)
 
-from engine.engine_cases import assert_same, drive, plain_alone, requests_of, with_depth
+from engine.engine_cases import drive, plain_alone, requests_of, with_depth
 from headlong import SamplingParams
 from headlong.speculate.history import UNKNOWN, Text, Texts
 from headlong.speculate.ngram import MAX_MATCH, MIN_MATCH, NgramProposer, SuffixIndex
@@ -248,20 +257,7 @@ def test_rows_without_a_match_draft_nothing(models):
 @pytest.mark.parametrize("verify", ["ratio", "block"])
 def test_other_rules_do_not_depend_on_company(models, verify):
     llm = load(models["forgetful"], ngram)
-    cases = [
-        (
-            (n, n + 1, 30, n, n + 1),
-            SamplingParams(max_tokens=30, temperature=0.2, seed=n, verify=verify, ignore_eos=True),
-        )
-        for n in range(3)
-    ]
-    requests = with_depth(requests_of(llm, cases), [1, 3, 5])
-    alone = {}
-    for request in requests:
-        alone |= drive(llm, [request]).results
-    others = [replace(r, id=f"other{r.id}") for r in with_depth(mixed(llm, 5, count=4), [4, 0])]
-    trace = drive(llm, [*requests, *others], arrivals=[0, 2, 4, *([1] * len(others))])
-    assert_same(trace.results, alone, requests)
+    trace = drive_in_company(llm, max_tokens=30, temperature=0.2, verify=verify)
     assert acceptance(trace)[1] > 3
 
 

@@ -96,14 +96,21 @@ class Entries:
         prefix_MK = None if self.prefix_LK is None else self.prefix_LK[at_M]
         penalise(logits_LV, rows, self._table.penalties(self.slots_L[at_M]), prefix_MK)
 
-    @cached_property
+    @property
     def early(self) -> Early | None:
+        return self._early
+
+    @property
+    def allowed(self) -> Allowed | None:
+        return self._allowed
+
+    @cached_property
+    def _early(self) -> Early | None:
         at_M = self.where(lambda p: p.min_tokens > 0)
         return None if at_M is None else Early(at_M, self.slots_L[at_M], self.positions_L[at_M])
 
     @cached_property
-    def allowed(self) -> Allowed | None:
-        """The tokens that constrained entries may take; None if no row has a constraint."""
+    def _allowed(self) -> Allowed | None:
         constraints = self._table.constraints
         if not constraints:
             return None
