@@ -9,9 +9,9 @@ import torch
 from headlong import LLM, SamplingParams
 from headlong.errors import CheckpointError, ConfigError, HeadError
 from headlong.models import registry
-from headlong.ops.rope.reference import Llama3Scaling
+from headlong.ops.rope.scaling import Llama3Scaling
 from support import tiny, tiny_llama
-from support.steps import load
+from support.steps import Driver, load
 from support.tiny import random_tokens
 
 LENGTH = 41
@@ -118,6 +118,32 @@ def test_stored_factors_of_the_wrong_length(tmp_path):
         load(made.folder)
 
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 16,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 9.0],
+}
+"""For 8 frequencies."""
+
+
+@pytest.mark.parametrize(("longest", "length"), [(512, LENGTH), (16, 15)])
+def test_longrope_has_one_set_of_factors(tmp_path, longest, length):
+    """The long ones, where the model's context is longer than the first one: those of transformers for such prompts."""
+    made = tiny_llama.make(tmp_path, rope=LONGROPE, head_dim=16, max_position_embeddings=longest, head=False)
+    script = random_tokens(made.vocab_size, length + 1, seed=1)
+    driver = Driver(load(made.folder))
+    driver.open("a", script)
+    assert_close(driver.feed("a", [4, length - 4]).logits, made.forward(script[:length])[1])
+
+
+@pytest.mark.parametrize("listed", [None, [1.0] * 7, [1.0] * 7 + [0.0], [1.0] * 7 + ["2"], 3.0])
+def test_longrope_factors_that_cannot_be(plain, listed):
+    with pytest.raises(ConfigError, match=r"long_factor must list \d+ positive numbers"):
+        parse(plain, rope_parameters=LONGROPE | {"long_factor": listed})
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     return tiny_llama.make(tmp_path_factory.mktemp("llama"))
@@ -151,10 +177,8 @@ def test_defaults(plain):
         ("attention_bias", "yes"),
         ("mlp_bias", 1),
         ("intermediate_size", None),
-        ("rope_type", "yarn"),
-        ("rope_type", "linear"),
-        ("rope_type", "dynamic"),
-        ("rope_type", "longrope"),
+        ("rope_type", "xpos"),
+        ("rope_type", ["linear"]),
         ("factor", 0),
         ("factor", "8"),
         ("low_freq_factor", None),

@@ -30,6 +30,16 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 """Of eight frequencies some are left alone, some stretched, and some lie between."""
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 4.0,
+    "beta_slow": 0.5,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
 ODD = {
     "num_attention_heads": 5,
     "num_key_value_heads": 1,
@@ -47,6 +57,13 @@ OWN = {
     "llama": {
         "biased": BIASED | {"mlp_bias": True},
         "llama3": {"rope": LLAMA3, "head_dim": 16, "num_hidden_layers": 2},
+        "yarn": {"rope": YARN, "head_dim": 16},
+        "yarn, its own magnitude": {
+            "rope": YARN | {"attention_factor": 1.7, "beta_fast": None, "beta_slow": None},
+            "head_dim": 16,
+        },
+        "linear": {"rope": LINEAR},
+        "dynamic": {"rope": DYNAMIC},
         "stored factors": BIASED | {"rope_factors": torch.linspace(1.0, 9.0, 6)},
         "heads of 64": {
             "head_dim": 64,
@@ -55,7 +72,11 @@ OWN = {
             "num_key_value_heads": 3,
         },
     },
-    "qwen3": {"biased": BIASED | {"head_dim": 24}, "heads of 64": {"head_dim": 64, "rope": LLAMA3}},
+    "qwen3": {
+        "biased": BIASED | {"head_dim": 24},
+        "heads of 64": {"head_dim": 64, "rope": LLAMA3},
+        "yarn": {"rope": YARN},
+    },
 }
 """Besides what is tested of each."""
 CASES = [
@@ -220,6 +241,21 @@ def test_gguf_is_the_same_model(family, tied, tmp_path):
     config = registry.config_of(Checkpoint.open(tmp_path / "theirs.gguf"))
     read, known = registry.read_config(config), registry.read_config(tiny.read_config(made.folder))
     assert read == known
+
+
+@pytest.mark.parametrize(
+    "rope", [YARN, YARN | {"attention_factor": 1.7}, LINEAR], ids=["yarn", "its own", "linear"]
+)
+def test_gguf_keeps_what_positions_mean(rope, tmp_path):
+    made = tiny.make(tmp_path / "made", "qwen3", seed=5, rope=rope)
+    strip_head(made, tmp_path / "bare")
+    to_gguf(Checkpoint.open(tmp_path / "bare"), tmp_path / "there.gguf", type="f32")
+    from_gguf(Checkpoint.open(tmp_path / "there.gguf"), tmp_path / "back", type="f32")
+    script = random_tokens(made.vocab_size, LENGTH + 1, seed=1)
+    for path in ("there.gguf", "back"):
+        driver = Driver(load(tmp_path / path))
+        driver.open("a", script)
+        assert_close(driver.feed("a", [17, 24]).logits, made.forward(script[:LENGTH])[1])
 
 
 def strip_head(made, folder: Path) -> None:

@@ -21,6 +21,7 @@ from headlong.convert.reading import Source
 from headlong.errors import CheckpointError
 from headlong.models import registry
 from headlong.models.gguf import GgufSpec
+from headlong.ops.rope.scaling import Llama3Scaling
 from headlong.progress import ProgressFn, silent
 from headlong.text.gguf_tokenizer import gguf_tokenizer_fields
 
@@ -96,7 +97,7 @@ def gguf_entries(source: Source, spec: GgufSpec, type: str, head_type: str) -> l
     if unknown:
         raise CheckpointError(f"GGUF has no place for {', '.join(unknown)}")
     config = source.config
-    if config.rope_scaling is not None and ROPE_FACTORS not in source.shapes:
+    if isinstance(config.rope_scaling, Llama3Scaling) and ROPE_FACTORS not in source.shapes:
         factors = config.rope_scaling.factors(config.rope_theta, config.rotary_dim).float()
         entries.append(Entry(ROPE_FACTORS, "F32", tuple(factors.shape), lambda: factors))
     return entries

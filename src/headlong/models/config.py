@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from headlong.layers.attention import AttentionConfig
 from headlong.layers.delta_net import DeltaNetConfig
 from headlong.layers.mlp import MoeConfig
-from headlong.ops.rope.reference import Llama3Scaling
+from headlong.ops.rope.scaling import RopeScaling
 
 FULL, LINEAR = "full_attention", "linear_attention"
 MAX_LAYERS = 4096
@@ -26,7 +26,7 @@ class ModelConfig:
     tied: bool
     rope_theta: float
     rotary_dim: int
-    rope_scaling: Llama3Scaling | None
+    rope_scaling: RopeScaling | None
     attention: AttentionConfig
     eos_token_ids: tuple[int, ...]
     rope_sections: tuple[int, ...] = ()

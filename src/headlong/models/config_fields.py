@@ -1,46 +1,13 @@
-"""Typed reads of a config.json, and the parts that families have in common. A config may be hostile: every complaint
-names the field. What is one family's alone is read in its own file."""
+"""What families' configs have in common. What is one family's alone is read in its own file."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from headlong.errors import ConfigError
 from headlong.layers.attention import AttentionConfig
 from headlong.models.config import FULL, MAX_LAYERS, ModelConfig
-from headlong.ops.rope.reference import Llama3Scaling
-
-
-class Fields:
-    """Typed reads from a config that may be hostile; every complaint names the field."""
-
-    def __init__(self, data: Mapping[str, Any], where: str) -> None:
-        self.data = data
-        self.where = where
-
-    def int(self, name: str, default: int | None = None, *, low: int = 1, high: int = 1 << 24) -> int:
-        value = self.data.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise ConfigError(
-                f"{self.where}: {name} must be a whole number from {low} to {high}, not {value!r}"
-            )
-        return value
-
-    def float(self, name: str, default: float | None = None, *, low: float, high: float) -> float:
-        value = self.data.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ConfigError(f"{self.where}: {name} must be a finite number, not {value!r}")
-        if not low < value <= high:
-            raise ConfigError(
-                f"{self.where}: {name} must be above {low:g} and at most {high:g}, not {value!r}"
-            )
-        return float(value)
-
-    def bool(self, name: str, default: bool) -> bool:
-        value = self.data.get(name, default)
-        if not isinstance(value, bool):
-            raise ConfigError(f"{self.where}: {name} must be true or false, not {value!r}")
-        return value
+from headlong.models.fields import Fields
+from headlong.models.rope_fields import rope
 
 
 def decoder(
@@ -48,16 +15,17 @@ def decoder(
 ) -> ModelConfig:
     """What is read alike in every family, and a family's `own` fields. `rotary_part` of the head is rotated and
     `max_position` tokens are read where the config does not say."""
-    theta, rotary_dim, scaling, sections = rope(f, attention.head_dim, rotary_part)
+    max_position = f.int("max_position_embeddings", max_position, high=1 << 30)
+    turned = rope(f, attention.head_dim, rotary_part, max_position)
     return ModelConfig(
         vocab_size=f.int("vocab_size"),
         hidden_size=attention.hidden_size,
         eps=attention.eps,
-        max_position=f.int("max_position_embeddings", max_position, high=1 << 30),
-        rope_theta=theta,
-        rotary_dim=rotary_dim,
-        rope_scaling=scaling,
-        rope_sections=sections,
+        max_position=max_position,
+        rope_theta=turned.theta,
+        rotary_dim=turned.rotary_dim,
+        rope_scaling=turned.scaling,
+        rope_sections=turned.sections,
         attention=attention,
         eos_token_ids=_token_ids(f.data.get("eos_token_id"), f.where),
         **own,
@@ -120,51 +88,6 @@ def full_layers(f: Fields) -> tuple[str, ...]:
 def check_divides(f: Fields, name: str, small: int, big: int) -> None:
     if big % small:
         raise ConfigError(f"{f.where}: {name} ({small}) must divide the number of heads it serves ({big})")
-
-
-def rope(
-    f: Fields, head_dim: int, rotary_part: float
-) -> tuple[float, int, Llama3Scaling | None, tuple[int, ...]]:
-    """The base of the rotation, how many dimensions of a head it turns, its scaling, and its sections."""
-    rope = f.data.get("rope_parameters") or f.data.get("rope_scaling") or {}
-    if not isinstance(rope, Mapping):
-        raise ConfigError(f"{f.where}: rope_parameters must be an object, not {rope!r}")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", "mrope", "llama3"):
-        raise ConfigError(f"{f.where}: rope_type {kind!r} is not supported, only 'default' and 'llama3'")
-    merged = Fields({**f.data, **rope}, f"{f.where}: rope_parameters")
-    theta = merged.float("rope_theta", 10000.0, low=0.0, high=1e12)
-    rotary_dim = int(head_dim * merged.float("partial_rotary_factor", rotary_part, low=0.0, high=1.0))
-    if rotary_dim < 2 or rotary_dim % 2:
-        raise ConfigError(
-            f"{f.where}: partial_rotary_factor leaves {rotary_dim} rotary dimensions; needs an even number"
-        )
-    scaling = _llama3_scaling(merged) if kind == "llama3" else None
-    return theta, rotary_dim, scaling, _rope_sections(merged, rotary_dim // 2)
-
-
-def _rope_sections(f: Fields, num_frequencies: int) -> tuple[int, ...]:
-    """How many frequencies each of a token's positions turns; empty where tokens have one position alone. Where they
-    follow each other in runs instead of taking turns, no op knows the layout: then only text, whose positions are all
-    equal, may be read, and sections are checked and dropped."""
-    sections = f.data.get("mrope_section")
-    if sections is None:
-        return ()
-    counts = [n for n in sections if type(n) is int and n >= 0] if isinstance(sections, list) else []
-    if not counts or counts != sections or sum(counts) != num_frequencies:
-        raise ConfigError(
-            f"{f.where}: mrope_section must list how many of the {num_frequencies} rotary frequencies each position "
-            f"of a token turns, in sum {num_frequencies}, not {sections!r}"
-        )
-    return tuple(counts) if f.bool("mrope_interleaved", True) else ()
-
-
-def _llama3_scaling(f: Fields) -> Llama3Scaling:
-    low, high = (f.float(f"{end}_freq_factor", low=0.0, high=1e6) for end in ("low", "high"))
-    if not low < high:
-        raise ConfigError(f"{f.where}: high_freq_factor ({high:g}) must be above low_freq_factor ({low:g})")
-    original = f.int("original_max_position_embeddings", high=1 << 30)
-    return Llama3Scaling(f.float("factor", low=0.0, high=1e6), low, high, original)
 
 
 def _token_ids(value: object, where: str) -> tuple[int, ...]:

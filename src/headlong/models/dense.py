@@ -7,7 +7,8 @@ from headlong.layers.decoder import DecoderLayer
 from headlong.layers.mlp import Mlp
 from headlong.layers.weights import Scope
 from headlong.models.config import ModelConfig
-from headlong.models.config_fields import Fields, decoder
+from headlong.models.config_fields import decoder
+from headlong.models.fields import Fields
 
 
 def dense(f: Fields, attention: AttentionConfig, *, max_position: int, **own: Any) -> ModelConfig:

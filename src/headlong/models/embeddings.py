@@ -58,4 +58,5 @@ def _rotary(config: ModelConfig, scope: Scope) -> Rotary:
     elif config.rope_scaling is not None:
         factors = config.rope_scaling.factors(theta, rotary_dim)
     head_dim, sections = config.attention.head_dim, config.rope_sections
-    return Rotary.of(theta, rotary_dim, head_dim, scope.ops.device, factors, sections)
+    amplitude = 1.0 if config.rope_scaling is None else config.rope_scaling.amplitude
+    return Rotary.of(theta, rotary_dim, head_dim, scope.ops.device, factors, sections, amplitude)

@@ -16,6 +16,8 @@ from headlong.checkpoint.tensor_info import TensorInfo
 from headlong.checkpoint.transforms import AS_IS, Order
 from headlong.errors import CheckpointError
 from headlong.models.config import ModelConfig
+from headlong.models.rope_fields import yarn_magnitude
+from headlong.ops.rope.scaling import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
 
 Tensors = Mapping[str, TensorInfo]
 
@@ -106,6 +108,7 @@ def gguf_metadata(
         "rope.freq_base": config.rope_theta,
         "rope.dimension_count": config.rotary_dim,
         "vocab_size": config.vocab_size,
+        **_rope_scaling_keys(config.rope_scaling),
     }
     fields |= spec.keys(config, text, head_layers)
     if head_layers:
@@ -141,15 +144,55 @@ def _key_value_heads(keys: Keys, heads: int) -> int:
 
 
 def _rope(keys: Keys, head_dim: int) -> dict[str, Any]:
-    kind = keys.metadata.get(f"{keys.arch}.rope.scaling.type", "none")
-    if kind != "none":
-        raise keys.fault("rope.scaling.type", f"{kind!r} is not supported, only unscaled positions")
     rotary_dim = keys.int("rope.dimension_count", head_dim, high=head_dim)
     factor = rotary_dim / head_dim
     if int(head_dim * factor) != rotary_dim:  # what is read back by multiplying must not be rounded down
         factor = math.nextafter(factor, 1.0)
     return {
-        "rope_type": "default",
+        **_rope_scaling(keys),
         "rope_theta": keys.float("rope.freq_base", 10000.0, high=1e12),
         "partial_rotary_factor": factor,
     }
+
+
+def _rope_scaling(keys: Keys) -> dict[str, Any]:
+    """Readers of GGUF stretch YaRN's waves by its usual magnitude and by a factor of the file's."""
+    way = keys.metadata.get(f"{keys.arch}.rope.scaling.type", "none")
+    if way == "none":
+        return {"rope_type": "default"}
+    if way not in ("linear", "yarn"):
+        raise keys.fault(
+            "rope.scaling.type", f"{short(way)} is not supported, only 'none', 'linear' and 'yarn'"
+        )
+    factor = keys.float("rope.scaling.factor", high=1e6)
+    if way == "linear":
+        return {"rope_type": way, "factor": factor}
+    return {
+        "rope_type": way,
+        "factor": factor,
+        "original_max_position_embeddings": keys.int("rope.scaling.original_context_length", high=1 << 30),
+        "beta_fast": keys.float("rope.scaling.yarn_beta_fast", 32.0, high=1e6),
+        "beta_slow": keys.float("rope.scaling.yarn_beta_slow", 1.0, high=1e6),
+        "attention_factor": yarn_magnitude(factor, 1.0)
+        * keys.float("rope.scaling.attn_factor", 1.0, high=1e3),
+    }
+
+
+def _rope_scaling_keys(scaling: RopeScaling | None) -> dict[str, Any]:
+    match scaling:
+        case None | Llama3Scaling():  # whose factors are a tensor
+            return {}
+        case LinearScaling(factor):
+            return {"rope.scaling.type": "linear", "rope.scaling.factor": factor}
+        case YarnScaling(factor, original, fast, slow, amplitude, truncate) if truncate:
+            return {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": factor,
+                "rope.scaling.original_context_length": original,
+                "rope.scaling.yarn_beta_fast": fast,
+                "rope.scaling.yarn_beta_slow": slow,
+                "rope.scaling.attn_factor": amplitude / yarn_magnitude(factor, 1.0),
+            }
+    raise CheckpointError(
+        "config.json: rope_parameters: GGUF has no keys for this scaling; convert the model to another format"
+    )

@@ -8,9 +8,10 @@ from headlong.checkpoint.gguf_config import Keys
 from headlong.checkpoint.gguf_names import ATTENTION, MLP, MLP_NORM, GgufNames, suffixed
 from headlong.checkpoint.transforms import AS_IS, Order, rope_row_order
 from headlong.models.config import FULL, MAX_LAYERS, ModelConfig
-from headlong.models.config_fields import Fields, attention, divided_head_dim, without_nulls
+from headlong.models.config_fields import attention, divided_head_dim, without_nulls
 from headlong.models.dense import decoder_layer, dense
 from headlong.models.family import Family
+from headlong.models.fields import Fields
 from headlong.models.gguf import GgufSpec, Tensors
 
 _ROTARY_ROWS = re.compile(r"(mtp\.)?layers\.\d+\.self_attn\.([qk])_proj\.(weight|bias)")

@@ -5,9 +5,10 @@ from typing import Any
 
 from headlong.checkpoint.gguf_names import ATTENTION, MLP, MLP_NORM, GgufNames, suffixed
 from headlong.models.config import ModelConfig
-from headlong.models.config_fields import Fields, attention, divided_head_dim, full_layers, without_nulls
+from headlong.models.config_fields import attention, divided_head_dim, full_layers, without_nulls
 from headlong.models.dense import decoder_layer, dense
 from headlong.models.family import Family
+from headlong.models.fields import Fields
 from headlong.models.gguf import GgufSpec
 
 

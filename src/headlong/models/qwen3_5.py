@@ -34,8 +34,9 @@ from headlong.layers.delta_net import DeltaNetConfig, GatedDeltaNet
 from headlong.layers.mlp import Mlp, MoeConfig, MoeMlp
 from headlong.layers.weights import Scope
 from headlong.models.config import FULL, LINEAR, MAX_LAYERS, ModelConfig
-from headlong.models.config_fields import Fields, attention, check_divides, decoder
+from headlong.models.config_fields import attention, check_divides, decoder
 from headlong.models.family import Family
+from headlong.models.fields import Fields
 from headlong.models.gguf import GgufSpec, Tensors
 
 

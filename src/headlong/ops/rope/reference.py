@@ -2,11 +2,10 @@
 
 out = x · cos + swap(x) · sin      with sin negative on the first half, and (1, 0) past the rotary part
 
-A family may stretch its wavelengths: each frequency is divided by a factor of its own. A token may stand at several
+A model may stretch its wavelengths, and cosines and sines with them (`scaling.py`). A token may stand at several
 positions at once, such as time, height and width of a piece of an image: each frequency is then turned by one of them.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,26 +14,6 @@ from torch import Tensor
 
 TABLE, LARGEST_TABLE = 1 << 10, 1 << 15
 """The number of positions that are looked up in a table: at first, and at most."""
-
-
-@dataclass(frozen=True)
-class Llama3Scaling:
-    """Scaling as Llama 3 does it: waves that turned fewer than `low_freq_factor` times in the original context are
-    stretched by `factor`, those that turned more than `high_freq_factor` times are left alone, and between the two the
-    factor changes smoothly."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position: int
-
-    def factors(self, theta: float, rotary_dim: int) -> Tensor:
-        """The divisor of each of the rotary_dim / 2 frequencies."""
-        exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim
-        turns = self.original_max_position / (2.0 * math.pi * theta**exponents)
-        kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
-        kept = kept.clamp(0.0, 1.0)
-        return 1.0 / ((1.0 - kept) / self.factor + kept)
 
 
 @dataclass(frozen=True)
@@ -47,6 +26,8 @@ class Rotary:
     axis_D: Tensor | None = None
     """The number, among a token's positions, of the one that turns each element of the head; None where tokens have one
     position alone."""
+    amplitude: float = 1.0
+    """What cosines and sines are multiplied with."""
     tables: dict[torch.dtype, "Angles"] = field(default_factory=dict, compare=False, repr=False)
     """Tables of the rotations of the first positions, by dtype."""
 
@@ -59,6 +40,7 @@ class Rotary:
         device: torch.device,
         factors: Tensor | None = None,
         sections: Sequence[int] = (),
+        amplitude: float = 1.0,
     ) -> "Rotary":
         """Makes a rotation. `factors` are one divisor for each frequency. `sections` say how many frequencies each of a
         token's positions turns: they take turns, and the first position turns all that the others leave."""
@@ -69,7 +51,7 @@ class Rotary:
         if factors is not None:
             inv_freq = inv_freq / factors.to(device, torch.float32)
         axis_D = _axes(sections, half, head_dim).to(device) if sections else None
-        return cls(inv_freq, torch.tensor(swap, device=device), axis_D)
+        return cls(inv_freq, torch.tensor(swap, device=device), axis_D, amplitude)
 
 
 def _axes(sections: Sequence[int], half: int, head_dim: int) -> Tensor:
@@ -129,7 +111,7 @@ def _angles(positions: Tensor, rotary: Rotary, dtype: torch.dtype) -> Angles:
         assert rotary.axis_D is not None, "these heads are turned by one position"
         position_NF = positions[rotary.axis_D[: len(rotary.inv_freq)]].t()
     phase = position_NF.to(torch.float32)[:, None] * rotary.inv_freq
-    cos, sin = phase.cos().to(dtype), phase.sin().to(dtype)
+    cos, sin = ((wave * rotary.amplitude).to(dtype) for wave in (phase.cos(), phase.sin()))
     rest = cos.new_zeros(cos.shape[0], 1, rotary.swap_D.shape[0] - 2 * cos.shape[-1])
     return Angles(
         torch.cat((cos, cos, rest + 1.0), -1),
