@@ -74,7 +74,7 @@ def write(folder, kind=None):
     for name, need in needs().items():
         disk = name if name.startswith(("mtp.", "lm_head.")) else f"model.{name}"
         weight = torch.randn(need.shape)
-        if kind is None or need.kind != "matrix" or "layers." not in name:
+        if kind is None or need.role != "matrix" or "layers." not in name:
             tensors[disk] = weight.bfloat16()
         else:
             _, parts = rtn.quantize(weight.bfloat16(), kind)
@@ -150,7 +150,7 @@ def write_gguf(path, kind):
     assert spec is not None
     for name, need in needs().items():
         disk = spec.names.disk(name, CONFIG["num_hidden_layers"])
-        if need.kind == "matrix":
+        if need.role == "matrix":
             shape = (need.shape[0], need.shape[1] // elements * nbytes)
             # Bytes below 64 never make a half-precision scale that is not finite.
             blocks = generator.integers(0, 64, shape, dtype=np.uint8)

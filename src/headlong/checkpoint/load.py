@@ -27,7 +27,8 @@ from headlong.quant import rtn
 from headlong.quant.format import Format, PackedWeight, Shape, Weight
 from headlong.quant.gguf import BLOCK_SIZES
 
-Kind = Literal["vector", "matrix", "experts"]
+Role = Literal["vector", "matrix", "experts"]
+"""What a tensor is to a model."""
 Repack = Literal["none", "fp8", "int8", "int4"]
 
 
@@ -35,7 +36,7 @@ Repack = Literal["none", "fp8", "int8", "int4"]
 class Need:
     """What a model asks for under one name. Vectors are floats; matrices and experts may be packed."""
 
-    kind: Kind
+    role: Role
     shape: Shape
 
 

@@ -64,7 +64,7 @@ class Verifier:
         for name, need in expected.items():
             if not prefix_filter(name):
                 continue
-            is_vector = need.kind == "vector" or name in self.names.transforms
+            is_vector = need.role == "vector" or name in self.names.transforms
             parts = self._vector(name) if is_vector else self.names.parts(name)
             used |= {info.name for info in parts.values()}
             if not parts:

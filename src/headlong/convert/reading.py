@@ -72,7 +72,7 @@ class Source:
 
     def is_vector(self, name: str) -> bool:
         """True if the tensor is read at once, as everything is that is no matrix."""
-        return name not in self._experts and self.blueprint.expected[name].kind == "vector"
+        return name not in self._experts and self.blueprint.expected[name].role == "vector"
 
     def vector(self, name: str, order: Order = AS_IS) -> Tensor:
         """A small tensor in float32, its rows in `order`."""

@@ -40,7 +40,7 @@ class Rounding:
         blueprint, names = self.blueprint, self.blueprint.names
         found, done = [], set()
         for name, need in blueprint.expected.items():
-            parts = names.parts(name) if need.kind != "vector" else {"weight": names.sources[name]}
+            parts = names.parts(name) if need.role != "vector" else {"weight": names.sources[name]}
             done |= {info.name for info in parts.values()}
             found += self._tensor(name, need, parts)
         rest = [info for info in blueprint.checkpoint.tensors.values() if info.name not in done]
@@ -50,10 +50,10 @@ class Rounding:
         rtn_format = self.recipe.format(name, need)
         stem = _stem(parts)
         if rtn_format is not None:
-            rounded = self._experts if need.kind == "experts" else self._matrix
+            rounded = self._experts if need.role == "experts" else self._matrix
             yield from rounded(name, need, stem, rtn_format)
             return
-        if need.kind != "vector" and "embed_tokens" not in name:
+        if need.role != "vector" and "embed_tokens" not in name:
             self._stays(name, stem)
         info = parts.get("weight")
         if name in self.blueprint.names.transforms or (in_target(name) and not (info and info.is_float)):
@@ -74,8 +74,8 @@ class Rounding:
     def _unpacked(self, name: str, need: Need, stem: str) -> Entry:
         """The entry of a tensor that was stored in another format and is not packed again."""
         dtype = self._dtype(name)
-        disk_name = stem if need.kind == "experts" or not name.endswith(".weight") else f"{stem}.weight"
-        if need.kind == "vector":
+        disk_name = stem if need.role == "experts" or not name.endswith(".weight") else f"{stem}.weight"
+        if need.role == "vector":
             return Entry(
                 disk_name, _NAMES[dtype], need.shape, lambda: self._loader(dtype).vector(name, *need.shape)
             )
@@ -128,7 +128,7 @@ class Rounding:
     def _read(self, name: str, need: Need, dtype: torch.dtype) -> list[Tensor]:
         """Reads the matrix, or the matrices of all experts, unpacked."""
         loader = self._loader(dtype)
-        read = loader.experts if need.kind == "experts" else lambda *a: [loader.matrix(*a)]
+        read = loader.experts if need.role == "experts" else lambda *a: [loader.matrix(*a)]
         weights = read(name, *need.shape)
         assert all(isinstance(weight, Tensor) for weight in weights)
         return weights  # type: ignore[return-value]

@@ -15,8 +15,8 @@ from headlong.state.specs import conv_span
 from headlong.state.state import State
 from headlong.types import Batch, Draft, Plan, RowPlan, Rows
 
-MAX_RECORDED = 256
-"""Tokens of a step that is recorded. Prompts come in too many lengths."""
+MAX_CAPTURED = 256
+"""The most tokens of a step that is captured as a CUDA graph. Prompts come in too many lengths."""
 
 
 class Runner:
@@ -28,7 +28,7 @@ class Runner:
         self.device = model.ops.device
         self.graphs = CudaGraphs(self.device) if model.capturable else None
         self.is_usual = True
-        """Whether the last pass took as long as such passes do: it was not recorded on the way."""
+        """Whether the last pass took as long as such passes do: no CUDA graph was captured on the way."""
         self.conv_kernel = conv_span(model.state_specs.values())
 
     def batch(self, plan: Plan, draft: Draft | None) -> Batch:
@@ -97,12 +97,12 @@ class Runner:
         lens = batch.rows.query_lens
         return (
             max(lens) <= 1 + self.state.max_drafts
-            and sum(lens) <= MAX_RECORDED
+            and sum(lens) <= MAX_CAPTURED
             and len(batch.logits_index_L) > 0
         )
 
     def _replay(self, graphs: CudaGraphs, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
-        """The same as one recorded launch."""
+        """Runs the pass as one CUDA graph."""
 
         def run(given: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
             tokens_N, logits_index_L, *rest = given

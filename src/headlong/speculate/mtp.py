@@ -86,7 +86,7 @@ class MtpProposer:
             out_LD = self.forward(tokens_L, hidden_LD, context, depth)
             return out_LD, self.vocabulary.logits(out_LD)
 
-        out_LD, logits_LT = self._recorded(f"draft {depth}", run, tokens_L, hidden_LD, context)
+        out_LD, logits_LT = self._replay(f"draft {depth}", run, tokens_L, hidden_LD, context)
         return out_LD, logits_LT
 
     def _read(self, next_N: Tensor, hidden_ND: Tensor, context: Context) -> Tensor:
@@ -95,9 +95,9 @@ class MtpProposer:
         def run(next_N: Tensor, hidden_ND: Tensor, context: Context) -> tuple[Tensor, ...]:
             return (self.forward(next_N, hidden_ND, context),)
 
-        return self._recorded("read", run, next_N, hidden_ND, context)[0]
+        return self._replay("read", run, next_N, hidden_ND, context)[0]
 
-    def _recorded(
+    def _replay(
         self,
         what: str,
         run: Callable[..., tuple[Tensor, ...]],
