@@ -96,28 +96,12 @@ class TritonGatedAttention:
         assert angles.cos.is_contiguous() and angles.sin.is_contiguous()
         grid = (len(step.row_N), w.num_heads + w.num_kv_heads - first_head)
         prepare_kernel[grid](
-            projected.partials_PNO,
-            queries,
-            keys,
-            values,
-            angles.cos,
-            angles.sin,
-            None if norm is None else norm.weight,
-            None if norm is None else norm.eps,
-            step.row_N,
-            step.position_N,
-            step.pages_RP,
-            first_head,
-            step.pages_RP.stride(0),
-            w.query_scale,
-            angles.rotary_dim,
-            **projected.args,
-            **self.heads,
-            **_cache_shape(keys),
-            NORMED=norm is not None,
-            num_warps=1,
-            **LAUNCH_OPTIONS,
-        )
+            projected.partials_PNO, queries, keys, values, angles.cos, angles.sin,
+            None if norm is None else norm.weight, None if norm is None else norm.eps,
+            step.row_N, step.position_N, step.pages_RP, first_head, step.pages_RP.stride(0),
+            w.query_scale, angles.rotary_dim, **projected.args, **self.heads, **_cache_shape(keys),
+            NORMED=norm is not None, num_warps=1, **LAUNCH_OPTIONS,
+        )  # fmt: skip
 
     def _attend(
         self,
@@ -140,31 +124,11 @@ class TritonGatedAttention:
         block_m = max(QUERIES, triton.next_power_of_2(self.group))
         tokens = block_m // self.group
         attend_kernel[((count + num_rows * (tokens - 1)) // tokens, w.num_kv_heads, num_splits)](
-            queries,
-            keys,
-            values,
-            maxima,
-            totals,
-            sums,
-            step.table_R6,
-            step.pages_RP,
-            step.pages_RP.stride(0),
-            first,
-            count,
-            num_rows,
-            num_splits,
-            **self.heads,
-            **_cache_shape(keys),
-            FIRST_SPLIT=FIRST_SPLIT,
-            SPLITS_PER_SIZE=SPLITS_PER_SIZE,
-            BLOCK_R=BLOCK_R,
-            TILE_TOKENS=tokens,
-            BLOCK_M=block_m,
-            BLOCK_P=POSITIONS,
-            num_warps=4,
-            num_stages=3,
-            **LAUNCH_OPTIONS,
-        )
+            queries, keys, values, maxima, totals, sums, step.table_R6, step.pages_RP, step.pages_RP.stride(0), first,
+            count, num_rows, num_splits, **self.heads, **_cache_shape(keys), FIRST_SPLIT=FIRST_SPLIT,
+            SPLITS_PER_SIZE=SPLITS_PER_SIZE, BLOCK_R=BLOCK_R, TILE_TOKENS=tokens, BLOCK_M=block_m, BLOCK_P=POSITIONS,
+            num_warps=4, num_stages=3, **LAUNCH_OPTIONS,
+        )  # fmt: skip
         return maxima, totals, sums
 
     def _combine(
@@ -180,24 +144,11 @@ class TritonGatedAttention:
         """Combines the splits of tokens from `first` on, with their gates, into `out`."""
         w, (count, _, num_splits) = self.weights, maxima.shape
         combine_kernel[(count, w.num_heads, triton.cdiv(w.head_dim, COMBINED_DIM))](
-            maxima,
-            totals,
-            sums,
-            None if gates is None else gates.partials_PNO,
-            out,
-            step.position_N,
-            first,
-            num_splits,
-            **(WHOLE_SUMS if gates is None else gates.args),
-            HEADS=w.num_heads,
-            HEAD_DIM=w.head_dim,
-            FIRST_SPLIT=FIRST_SPLIT,
-            SPLITS_PER_SIZE=SPLITS_PER_SIZE,
-            BLOCK_S=COMBINED_SPLITS,
-            BLOCK_D=COMBINED_DIM,
-            num_warps=4,
-            **LAUNCH_OPTIONS,
-        )
+            maxima, totals, sums, None if gates is None else gates.partials_PNO, out, step.position_N, first,
+            num_splits, **(WHOLE_SUMS if gates is None else gates.args), HEADS=w.num_heads, HEAD_DIM=w.head_dim,
+            FIRST_SPLIT=FIRST_SPLIT, SPLITS_PER_SIZE=SPLITS_PER_SIZE, BLOCK_S=COMBINED_SPLITS, BLOCK_D=COMBINED_DIM,
+            num_warps=4, **LAUNCH_OPTIONS,
+        )  # fmt: skip
 
 
 def split_of(position: int) -> int:

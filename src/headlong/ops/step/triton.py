@@ -117,15 +117,8 @@ def look_up(position_X: Tensor, cos_table: Tensor, sin_table: Tensor) -> tuple[T
     size = cos_table.shape[-1]
     cos, sin = (table.new_empty(len(position_X), 1, size) for table in (cos_table, sin_table))
     _look_up_kernel[(len(position_X),)](
-        position_X,
-        cos_table,
-        sin_table,
-        cos,
-        sin,
-        D=size,
-        BLOCK=triton.next_power_of_2(size),
-        **LAUNCH_OPTIONS,
-    )
+        position_X, cos_table, sin_table, cos, sin, D=size, BLOCK=triton.next_power_of_2(size), **LAUNCH_OPTIONS,
+    )  # fmt: skip
     return cos, sin
 
 
