@@ -1,9 +1,9 @@
 """Drafts with the model's own MTP head.
 
 The head must have read the pairs (target hidden, next token) of everything before a draft, prompts included; what it
-says of the last settled pair is the carry. A draft of depth K is the carry's token and K − 1 further passes over the
+says of the last committed pair is the carry. A draft of depth K is the carry's token and K − 1 further passes over the
 head's own output. Rows that draft, and prompts, are read in the step that fed them, so no prompt is computed twice.
-The pairs of a row that the engine lets pause wait until it drafts again or is settled. Rows whose request never
+The pairs of a row that the engine lets pause wait until it drafts again or is flushed. Rows whose request never
 drafts are not read at all.
 """
 
@@ -100,7 +100,7 @@ class MtpProposer:
     def _replay(
         self,
         what: str,
-        run: Callable[..., tuple[Tensor, ...]],
+        run: Callable[[Tensor, Tensor, Context], tuple[Tensor, ...]],
         tokens: Tensor,
         hidden: Tensor,
         context: Context,
@@ -162,8 +162,8 @@ class MtpProposer:
 
     @torch.inference_mode()
     def flush_deferred(self, row_ids: Iterable[str]) -> None:
-        """Their pages then hold, or owe, all that those of rows that were read at every step do. A row whose pages
-        others are to use must be settled before it goes."""
+        """Makes these rows' pages hold, or have deferred, all that those of rows that were read at every step do. A row
+        whose pages others are to use must be flushed before it goes."""
         size = self.state.page_size
         pieces = [piece for own in self.waiting.unwritten(row_ids) for piece in own.on_pages(size)]
         if pieces and not self.state.deferred_kv.add(pieces):
@@ -217,8 +217,8 @@ class MtpProposer:
         for row, accepted in zip(plan.rows, verdict.accepted, strict=True):
             last.append(flat + row.num_certain - 1 + accepted)
             flat += row.query_len
-        settled, slots_R = upload([last, batch.rows.slots], out_ND.device)
-        self.state.carry_SD[slots_R] = out_ND[settled]
+        committed, slots_R = upload([last, batch.rows.slots], out_ND.device)
+        self.state.carry_SD[slots_R] = out_ND[committed]
 
     def _pairs(self, plan: Plan, number: int, flat: int, hidden_ND: Tensor, verdict: Verdict) -> Pairs:
         """A row's pairs of this step that stand, after those of the past that waited for its first token."""

@@ -10,10 +10,12 @@ from torch import Tensor
 class StepOps(NamedTuple):
     """The functions of one backend. reference.py says what each does."""
 
-    begin: Callable[..., tuple[Tensor, Tensor]]
+    begin: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, Tensor], tuple[Tensor, Tensor]]
     look_up: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     feed: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-    accept: Callable[..., Tensor]
+    accept: Callable[
+        [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor
+    ]
     carry: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     count_tokens: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     """The counting of ops/penalise: adds tokens that are valid to what penalised rows have seen."""
