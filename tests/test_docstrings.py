@@ -16,12 +16,6 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "headlong"
 PACKAGES = ("", *sorted(path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file()))
 """Packages that are held to this, with all that is below them; the empty name is the modules beside the packages."""
 
-NOT_YET = {
-    "engine/faults.py", "engine/scheduler.py", "models/head_spec.py", "models/mtp.py", "speculate/depth.py",
-    "state/prefix.py", "state/specs.py",
-}  # fmt: skip
-"""Files that still hold riddles; a file leaves when it has none, and none comes in."""
-
 FRAGMENT = re.compile(
     r"(Of|That|Whose|Its|It|They|These|Those|Them|Such|Else|Instead|And|But|Or|So|Not|"
     r"To|By|From|Into|Up|Past|Beyond|Below|Above|Until|As|Also)\b"
@@ -69,16 +63,10 @@ def test_docstrings_are_understood_alone(package):
     for path in files(package):
         for line, text in docstrings(ast.parse(path.read_text("utf-8"))):
             read += 1
-            if (reason := riddle(text)) and str(path.relative_to(SOURCE)) not in NOT_YET:
+            if reason := riddle(text):
                 found.append(f"{path.relative_to(SOURCE)}:{line} {reason}: {text.strip()[:60]!r}")
     assert read > 5, "the docstrings were not found"
     assert not found, "\n".join(found)
-
-
-def test_files_that_hold_riddles_hold_some():
-    for name in NOT_YET:
-        texts = [text for _, text in docstrings(ast.parse((SOURCE / name).read_text("utf-8")))]
-        assert any(map(riddle, texts)), f"{name} has none left: take it from the list"
 
 
 @pytest.mark.parametrize(

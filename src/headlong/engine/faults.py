@@ -161,7 +161,7 @@ class Faults:
         return put_back + tuple(row.id for row in rows)
 
     def _blame(self, row: Row, error: Exception) -> None:
-        """It failed with nobody beside it."""
+        """Notes that a row failed alone: it is tried once more without drafts, and the second time it ends."""
         short = is_oom(error)
         if short and self._scheduler.chunk_tokens > MIN_CHUNK:
             return

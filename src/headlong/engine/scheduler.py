@@ -45,7 +45,7 @@ class Scheduler:
         for prompts."""
         self.flush_deferred = flush_deferred
         self.waiting: list[Row] = []
-        """By rank, as those that run."""
+        """Rows without a slot, by rank, as those that run are."""
         self.running: list[Row] = []
         self.preempted: list[str] = []
         """Rows put back while the last plan was made."""
@@ -214,7 +214,7 @@ class Scheduler:
                     return
 
     def _enough(self, row: Row, candidates: list[Row]) -> list[Row]:
-        """Of these, the fewest from the first on that let the row in by leaving; none if not even all do."""
+        """Returns as few of these rows, from the first on, as let the row in by leaving; none if not even all do."""
         tokens, extras, wants = row.tokens(0, row.num_tokens), row.request.prefix_extras, self._wants(row)
 
         def fits(without: list[Row]) -> bool:

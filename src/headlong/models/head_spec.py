@@ -27,7 +27,7 @@ class HeadSpec:
     joins_in_layers: bool = False
     """Whether each layer has norms and a join of its own; else they are there once, for all layers."""
     kv: Literal["own", "target"] = "own"
-    """Whose keys and values the layers attend to."""
+    """The owner of the keys and values that the layers attend to."""
     shares: tuple[str, ...] = ("embedding", "lm_head")
     """What the head takes from its target instead of having its own."""
     layers_field: str = "mtp_num_hidden_layers"

@@ -62,7 +62,8 @@ class Join:
         return self.parts[0](torch.cat(pair, dim=-1)).to(hidden_ND.dtype)
 
     def instructions(self) -> list[Instruction]:
-        """From the embedding in the stream, and the hidden state that is given, into the stream."""
+        """The join as instructions: the embedding comes in the stream, the hidden state is given, and the stream gets
+        both joined."""
         if self.spec.join == "sum":
             embedding_part, hidden_part = self.parts
             return [

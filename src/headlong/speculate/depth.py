@@ -17,14 +17,14 @@ measurement may go wrong."""
 TOUR_AGAIN = 256
 """Hopeless looks after which the machine may have changed."""
 GATED_ROWS = 2
-"""Up to so many rows are asked how sure their drafts are. Of more, one nearly always goes on, and the others save less
+"""The most rows that are asked how sure their drafts are. Of more, one nearly always goes on, and the others save less
 by stopping than asking costs."""
 WORTH_ASKING = 2e-3
 """Seconds of a plain step from which on they are asked: an answer takes the host a twentieth of a millisecond."""
 MORE = 3
 """Drafts beyond the best common depth that a row may have as long as they look good."""
 RESTING, STANDING = 4, 3
-"""Of so many steps in a row that are like the one before, one is measured: where nobody drafts, and where they do."""
+"""One in so many steps is measured where steps are like the one before: where nobody drafts, and where rows do."""
 KEEP, KEEP_PLAIN = 8, 64
 """Steps for which a choice stands if nothing new was learned of acceptance: one with drafts, and one without, whose
 steps teach nothing of it."""
@@ -94,13 +94,13 @@ class AdaptiveDepths:
         self._kind = Kind(sampled=False, apart=False)
         self._costs: dict[Kind, Costs] = {}
         self.costs = self._costs_of(self._kind)
-        """Of steps like the one at hand."""
+        """The costs of steps like the one at hand."""
         self.acceptance = Acceptance(max_depth)
         self._stop, self._asked_to_stop = UtilityStop(self.acceptance, max_depth), False
         self._judged: set[str] = set()
         """Rows whose last drafts the stop rule was asked about."""
         self._tours: dict[tuple[Kind, int], int] = {}
-        """By what costs differ for, and row count: the steps taken to get to know it."""
+        """The steps taken to get to know what steps cost, by what costs differ for and by row count."""
         self._touring = False
         for cost in self._known_costs:
             self._tours[self._kind, bucket(cost.rows)] = len(TOUR)
@@ -109,7 +109,7 @@ class AdaptiveDepths:
         self._resting = 0
         """Steps in a row that were like the one before and not thought about."""
         self._unmeasured = 0
-        """Of those with drafts, the last ones that were not measured."""
+        """The latest steps with drafts that were not measured."""
         self._probing = Probing()
         self._paused: frozenset[str] = frozenset()
         """Decoding rows that did not draft in the last step: when they do, the head must catch up first."""

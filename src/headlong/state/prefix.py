@@ -40,7 +40,7 @@ def key_of(parent: bytes, tokens: Sequence[int], extras: Extras = ()) -> bytes:
 
 
 def extras_on(extras: Extras, first: int, end: int) -> Extras:
-    """Those of a sequence's extras that stand at positions `first` to `end`, counted from `first`."""
+    """Returns the extras of a sequence that stand at positions `first` to `end`, counted from `first`."""
     return tuple((position - first, what) for position, what in extras if first <= position < end)
 
 

@@ -23,8 +23,8 @@ class Rollback(Enum):
     """How rejected drafts are taken back."""
 
     LENGTH = "length"
-    """By position: what lies past a row's length is not read before it is written again. Tokens may be fed one after
-    the other in several passes before any of them is committed."""
+    """Positions decide: what lies past a row's length is not read before it is written again. Tokens may be fed one
+    after the other in several passes before any of them is committed."""
     REPLAY = "replay"
     """Drafts are kept beside the committed state, and the next step replays those that were accepted. All tokens that
     may be rejected must be fed in one pass."""
