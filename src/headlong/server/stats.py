@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from headlong.server.context import Server
 from headlong.server.model import Model
+from headlong.server.prompting import sampling_defaults
 from headlong.server.reply import STREAM_HEADERS, ClientGone, JsonReply, event, unless_gone
 
 INTERVAL_SECONDS = 0.5
@@ -31,6 +32,7 @@ def snapshot(server: Server) -> dict[str, Any]:
         "time": time.time(),
         "uptime_s": round(time.monotonic() - server.started, 3),
         "draining": server.limit.draining,
+        "keys": server.auth.has_keys,
         "requests": list(server.observer.history),
     }
     return common | ({"model": None} if model is None else _of_model(server, model))
@@ -47,6 +49,7 @@ def _of_model(server: Server, model: Model) -> dict[str, Any]:
             "default_k": drafting.usual,
             "max_k": drafting.deepest,
         },
+        "sampling": dict(sampling_defaults(model, server.settings)),
         "rows": {
             "running": usage.running,
             "waiting": usage.waiting,

@@ -28,12 +28,33 @@ export class Answer {
     this.steps = [];
     /** @type {Piece[]} */
     this.pieces = [];
-    /** @type {{name: string, arguments: string}[]} */
+    /** @type {{id: string, name: string, arguments: string}[]} */
     this.toolCalls = [];
     this.timings = null;
     this.metrics = null;
     this.finishReason = null;
     this._unplaced = [];
+    this._chunks = [];
+  }
+
+  /** The answer that `toJSON` was asked of. */
+  static from({ chunks, end }) {
+    const answer = new Answer();
+    for (const [at, delta, headlong] of chunks) answer.add({ headlong, choices: [{ delta }] }, at);
+    return Object.assign(answer, end);
+  }
+
+  /** What it takes to show the answer again: what its chunks said. */
+  toJSON() {
+    const { timings, metrics, finishReason } = this;
+    return { chunks: this._chunks, end: { timings, metrics, finishReason } };
+  }
+
+  /** The same without its trace: the text alone, for where there is no room for more. */
+  untraced() {
+    const calls = this.toolCalls.map(({ id, ...called }, index) => ({ index, id, function: called }));
+    const delta = { reasoning_content: this.reasoning, content: this.text, tool_calls: calls };
+    return { ...this.toJSON(), chunks: [[0, delta]] };
   }
 
   /**
@@ -49,6 +70,7 @@ export class Answer {
     if (!choice) return [];
     this.finishReason = choice.finish_reason ?? this.finishReason;
     const delta = choice.delta ?? {};
+    this._keep(at, delta, chunk.headlong);
     for (const call of delta.tool_calls ?? []) this._addToolCall(call);
     const added = [...this._place("reasoning", delta.reasoning_content), ...this._place("content", delta.content)];
     this.pieces.push(...added);
@@ -56,7 +78,16 @@ export class Answer {
   }
 
   get text() {
-    return this.pieces.filter((piece) => piece.kind === "content").map((piece) => piece.text).join("");
+    return this._texts("content");
+  }
+
+  get reasoning() {
+    return this._texts("reasoning");
+  }
+
+  /** The tool calls that are there to be carried out: one that was cut off is not. */
+  get calls() {
+    return this.finishReason === "tool_calls" ? this.toolCalls.filter(Boolean) : [];
   }
 
   get tokens() {
@@ -125,8 +156,18 @@ export class Answer {
     return pieces;
   }
 
+  _texts(kind) {
+    return this.pieces.filter((piece) => piece.kind === kind).map((piece) => piece.text).join("");
+  }
+
+  _keep(at, { content, reasoning_content, tool_calls }, trace) {
+    const has = content || reasoning_content || tool_calls?.length || trace?.tokens?.length;
+    if (has) this._chunks.push([Math.round(at), { content, reasoning_content, tool_calls }, trace]);
+  }
+
   _addToolCall(call) {
-    const known = (this.toolCalls[call.index ?? 0] ??= { name: "", arguments: "" });
+    const known = (this.toolCalls[call.index ?? 0] ??= { id: "", name: "", arguments: "" });
+    known.id ||= call.id ?? "";
     known.name += call.function?.name ?? "";
     known.arguments += call.function?.arguments ?? "";
   }
@@ -135,6 +176,11 @@ export class Answer {
 /** The head's guesses in order, those the target took first. */
 export function guesses(step) {
   return [...step.tokens.filter((token) => token.drafted).map((token) => token.text), ...step.refused];
+}
+
+/** How many guesses lay after the end of the text; nobody was told what they were. */
+export function beyondEnd(step) {
+  return step.drafted - guesses(step).length;
 }
 
 /** The target's own token of a step; null where the answer ended on an accepted draft. */

@@ -1,86 +1,112 @@
-/** One answer in the conversation: reasoning, tokens, tool calls, how it ended and how fast it was. */
+/** One answer in the conversation: reasoning, text, tool calls, how it ended and how fast it was. */
 
-import { Answer } from "./answer.js";
+import { AnswerText } from "./answer_text.js";
+import { copyButton } from "./clipboard.js";
 import { el } from "./dom.js";
 import { number, percent, plural } from "./format.js";
 import { TokenText } from "./tokens.js";
+import { ToolCallsView } from "./tool_calls.js";
+
+const FRAME_MS = 16;
+/** Of the time between two drawings at most this share goes into drawing, however long the text. */
+const MAX_SHARE = 0.25;
 
 export class AnswerView {
   /**
-   * @param {object} body the request, for the figures' line
-   * @param {(view: AnswerView) => void} onStepThrough
+   * @param {import("./conversation.js").Turn} turn
+   * @param {{stepThrough: () => void, retry: () => void, results: (messages: object[]) => void}} actions
    */
-  constructor(body, onStepThrough) {
-    this.answer = new Answer();
-    this.failed = false;
-    this._body = body;
-    this.question = body.messages.at(-1).content;
+  constructor(turn, actions) {
+    this.turn = turn;
+    this.question = turn.input.at(-1).content;
     this._tokens = tokenGroup("Answer");
-    this._content = new TokenText(this._tokens);
+    this._content = new AnswerText(this._tokens);
     this._reasoning = null;
-    this._tools = el("div", { class: "tools" });
+    this._tools = new ToolCallsView(actions.results);
     this._notice = el("p", { class: "notice", role: "status", hidden: true });
     this._readout = el("p", { class: "readout" });
-    this._stepThrough = el(
-      "button",
-      { type: "button", class: "step-through small", hidden: true, onClick: () => onStepThrough(this) },
-      "Step through",
+    const button = (name, label, action) =>
+      el("button", { type: "button", class: `${name} small`, onClick: action }, label);
+    this._stepThrough = button("step-through", "Step through", actions.stepThrough);
+    this._acts = el(
+      "div",
+      { class: "acts", hidden: true },
+      copyButton(() => this.answer.text, "Copy the answer"),
+      button("retry", "Retry", actions.retry),
+      this._stepThrough,
     );
     this.element = el(
       "article",
       { class: "turn answer streaming" },
-      el("h3", {}, body.model ?? "Model"),
+      el("h3", {}, turn.request.model ?? "Model"),
       this._tokens,
-      this._tools,
+      this._tools.element,
       this._notice,
-      el("footer", {}, this._readout, this._stepThrough),
+      el("footer", {}, this._readout, this._acts),
     );
-    this._redraw = null;
+    this._timer = null;
+    this._pause = FRAME_MS;
+    if (turn.state !== "running") this._restore();
   }
 
-  /** Takes one chunk; returns the pieces of text it brought. */
-  add(chunk, at) {
+  get answer() {
+    return this.turn.answer;
+  }
+
+  /** Takes one chunk; returns the pieces of text it brought. `drawing` wraps what changes the page's height. */
+  add(chunk, at, drawing) {
     const pieces = this.answer.add(chunk, at);
-    const reasoning = pieces.filter((piece) => piece.kind === "reasoning");
-    if (reasoning.length) (this._reasoning ??= this._openReasoning()).append(reasoning);
-    this._content.append(pieces.filter((piece) => piece.kind === "content"));
-    this._redraw ??= requestAnimationFrame(() => this._draw());
+    this._take(pieces);
+    this._timer ??= setTimeout(() => drawing(() => this._draw()), this._pause);
     return pieces;
   }
 
   /** The answer is complete, or was stopped by the reader. */
   finish(notice = "") {
-    const reason = this.answer.finishReason;
-    this._end(notice || (reason === "length" ? "Ended at the limit of max tokens." : ""));
-    if (notice) this.element.classList.add("stopped");
+    const limited = this.answer.finishReason === "length" ? "Ended at the limit of max tokens." : "";
+    Object.assign(this.turn, { state: notice ? "stopped" : "done", notice: notice || limited });
+    this._end();
   }
 
   /** The answer will never be complete. */
   fail(message) {
-    this.failed = true;
-    this.element.classList.add("failed");
     const begun = this.answer.steps.length || this.answer.pieces.length;
-    this._end(begun ? `Incomplete: ${message}` : message);
+    Object.assign(this.turn, { state: "failed", notice: begun ? `Incomplete: ${message}` : message });
+    this._end();
   }
 
-  _end(notice) {
-    cancelAnimationFrame(this._redraw);
+  _restore() {
+    this._take(this.answer.pieces);
+    this._end();
+  }
+
+  _take(pieces) {
+    const reasoning = pieces.filter((piece) => piece.kind === "reasoning");
+    if (reasoning.length) (this._reasoning ??= this._openReasoning()).append(reasoning);
+    this._content.add(pieces.filter((piece) => piece.kind === "content"));
+  }
+
+  _end() {
+    const { state, notice } = this.turn;
+    clearTimeout(this._timer);
     this._draw();
+    if (state === "done") this._tools.ask(this.answer);
     this.element.classList.remove("streaming");
+    if (state !== "done") this.element.classList.add(state);
     this._notice.textContent = notice;
     this._notice.hidden = !notice;
+    this._acts.hidden = false;
     this._stepThrough.hidden = !this.answer.steps.length;
     this._tokens.tabIndex = this.answer.steps.length ? 0 : -1;
   }
 
   _draw() {
-    this._redraw = null;
+    const began = performance.now();
+    this._timer = null;
+    this._content.draw();
     this._readout.textContent = this._figures();
-    this._tools.replaceChildren(
-      ...this.answer.toolCalls.filter(Boolean).map((call) =>
-        el("figure", { class: "tool" }, el("figcaption", {}, `Tool call: ${call.name}`), el("pre", {}, call.arguments)),
-      ),
-    );
+    this._tools.draw(this.answer);
+    this._pause = Math.max(FRAME_MS, (performance.now() - began) / MAX_SHARE);
   }
 
   _figures() {
@@ -89,10 +115,10 @@ export class AnswerView {
     const parts = [plural(figures.tokens, "token"), `${number(figures.perSecond)} tokens/s`];
     if (figures.perStep !== null) parts.push(`${number(figures.perStep, 2)} tokens per step`);
     if (figures.drafted) parts.push(`${percent(figures.accepted, figures.drafted)} of drafts accepted`);
-    const { mtp } = this._body.speculative;
+    const { mtp, seed } = this.turn.request;
     if (figures.drafted) parts.push(mtp === "auto" ? `K auto (mean ${number(figures.k, 1)})` : `K ${mtp}`);
     else if (figures.steps) parts.push("K 0");
-    parts.push(`seed ${this._body.seed}`);
+    parts.push(`seed ${seed}`);
     if (figures.noDrafts && mtp !== "off") parts.push(`no drafts: ${figures.noDrafts}`);
     return parts.join(" · ");
   }

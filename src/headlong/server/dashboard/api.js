@@ -24,13 +24,19 @@ export async function getJson(path) {
   return (await request(path, {})).json();
 }
 
+/** The chunks of a streamed chat completion. */
+export function streamChat(body, signal) {
+  return streamPost("/v1/chat/completions", body, signal);
+}
+
 /**
- * The chunks of a streamed chat completion. Ends only after `[DONE]`; anything less is a `ConnectionLost`.
+ * The events that answer a request. Ends only after `[DONE]`; anything less is a `ConnectionLost`.
+ * @param {string} path
  * @param {object} body the request without `stream`
- * @param {AbortSignal} signal
+ * @param {AbortSignal} [signal]
  */
-export async function* streamChat(body, signal) {
-  const response = await request("/v1/chat/completions", {
+export async function* streamPost(path, body, signal) {
+  const response = await request(path, {
     method: "POST",
     body: JSON.stringify({ ...body, stream: true }),
     signal,

@@ -16,6 +16,7 @@ export function showConnection(feed) {
     const { name, message, retryAt } = feed.state;
     status.dataset.state = name;
     status.textContent = NAMES[name];
+    if (name === "locked") offerKey(true);
     banner.hidden = name === "live" || name === "connecting";
     if (banner.hidden) return;
     byId("banner-text").textContent = name === "lost" ? `Connection lost. ${message}` : message;
@@ -46,6 +47,11 @@ export function wireKeyDialog(onKey) {
     dialog.close();
     onKey();
   });
+}
+
+/** Offers the dialog where a key makes a difference, or where there is one to take back. */
+export function offerKey(wanted) {
+  byId("open-key").hidden = !wanted && !apiKey.get();
 }
 
 export function askForKey() {

@@ -28,10 +28,15 @@ export function clock(unixSeconds) {
 /** A token with its white space made visible, for places where a token stands alone. */
 export function visible(text) {
   if (text === "") return "(end)";
-  return text.replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/^ /, "␣").replace(/ $/, "␣");
+  return inLine(text).replace(/^ /, "␣").replace(/ $/, "␣");
 }
 
 /** A token in the middle of a sentence. */
 export function quoted(text) {
   return text === "" ? "the end of the text" : `“${visible(text)}”`;
+}
+
+/** A token among others of a line that it must not break. */
+export function inLine(text) {
+  return text.replace(/\n/g, "↵").replace(/\t/g, "⇥");
 }

@@ -102,7 +102,7 @@ function historyRow(request) {
     ["n", number(request.tokens_per_step, 2)],
     ["n", request.drafted ? percent(request.accepted, request.drafted) : "–"],
     ["", depth.map((share) => percent(share, 1)).join(" ") || "–"],
-    ["cut", request.mtp ? "on" : `off${request.mtp_reason ? `: ${request.mtp_reason}` : ""}`],
+    [request.mtp ? "" : "long", request.mtp ? "on" : `off${request.mtp_reason ? `: ${request.mtp_reason}` : ""}`],
     ["", request.finish_reason ?? "–"],
   ];
   const cell = ([kind, text]) => el("td", { class: kind || null, title: kind.startsWith("cut") ? text : null }, text);

@@ -1,25 +1,27 @@
 /** Joins the views: which one is shown, what the server is, and the statistics that feed them all. */
 
-import { getJson } from "./api.js";
-import { showConnection, wireKeyDialog } from "./connection.js";
+import { offerKey, showConnection, wireKeyDialog } from "./connection.js";
 import { byId } from "./dom.js";
 import { number, percent } from "./format.js";
 import { LiveView } from "./live.js";
+import { ModelChoice } from "./model_choice.js";
 import { Playground } from "./playground.js";
 import { Race } from "./race.js";
 import { Replay } from "./replay.js";
-import { offerDepths } from "./settings.js";
+import { offerDefaults, offerDepths } from "./settings.js";
 import { StatsFeed } from "./stats.js";
 import { explainTokens } from "./tokens.js";
 
 const VIEWS = { playground: "Playground", replay: "Step through", race: "Race", live: "Live" };
 
-const server = { model: null, running: 0 };
+/** What the last snapshot said. */
+const server = { running: 0, mtp: null, sampling: null };
 const feed = new StatsFeed();
 const live = new LiveView();
 const replay = new Replay();
-new Playground(() => server.model, stepThrough);
-new Race(() => server);
+const models = new ModelChoice(showModel);
+new Playground(() => models.name, stepThrough);
+new Race(() => ({ model: models.name, running: server.running }));
 
 function stepThrough(view) {
   location.hash = "replay";
@@ -42,30 +44,30 @@ function showView() {
 }
 
 function showServer(snapshot) {
-  server.model = snapshot.model;
+  models.serve(snapshot.model);
+  offerKey(snapshot.keys);
   byId("model").textContent = snapshot.model ?? "no model loaded";
+  byId("no-model").hidden = snapshot.model !== null;
   byId("draining").hidden = !snapshot.draining;
-  if (snapshot.model === null) return;
-  server.running = snapshot.rows.running;
-  byId("now-speed").textContent = number(snapshot.rates.tokens_per_second, 0);
-  byId("now-rows").textContent = `${snapshot.rows.running}/${snapshot.rows.max}`;
-  const tried = snapshot.recent_positions.reduce((sum, position) => sum + position.tried, 0);
-  const accepted = snapshot.recent_positions.reduce((sum, position) => sum + position.accepted, 0);
-  byId("now-accepted").textContent = percent(accepted, tried);
-  showMtp(snapshot.mtp);
+  const { rates, rows, recent_positions: recent = [] } = snapshot;
+  const sum = (field) => recent.reduce((total, position) => total + position[field], 0);
+  byId("now-speed").textContent = number(rates?.tokens_per_second, 0);
+  byId("now-rows").textContent = rows ? `${rows.running}/${rows.max}` : "–";
+  byId("now-accepted").textContent = percent(sum("accepted"), sum("tried"));
+  Object.assign(server, { running: rows?.running ?? 0, mtp: snapshot.mtp ?? null, sampling: snapshot.sampling ?? null });
+  showModel();
 }
 
-function showMtp(mtp) {
-  offerDepths(mtp);
-  byId("no-mtp").hidden = mtp.available;
-  byId("no-mtp-reason").textContent = mtp.reason ?? "the server gives no reason";
-  byId("race-start").disabled = !mtp.available;
-}
-
-/** The model's name where no snapshot has told it yet. */
-async function askModels() {
-  const { data } = await getJson("/v1/models").catch(() => ({ data: [] }));
-  server.model ??= data[0]?.id ?? null;
+/** What depends on the model that answers here, which need not be the one the statistics are of. */
+function showModel() {
+  const mtp = models.mtp ?? server.mtp;
+  byId("live-model").hidden = models.isServed;
+  byId("live-model").textContent = `These are the figures of ${byId("model").textContent}, the model that serves by default.`;
+  offerDefaults(models.isServed ? server.sampling : null);
+  byId("no-mtp").hidden = mtp?.available ?? true;
+  byId("no-mtp-reason").textContent = mtp?.reason ?? "the server gives no reason";
+  byId("race-start").disabled = !mtp?.available;
+  if (mtp) offerDepths(mtp);
 }
 
 feed.addEventListener("snapshot", ({ detail }) => {
@@ -75,7 +77,7 @@ feed.addEventListener("snapshot", ({ detail }) => {
 showConnection(feed);
 wireKeyDialog(() => {
   feed.retryNow();
-  askModels();
+  models.refresh();
 });
 explainTokens(document.body);
 window.addEventListener("hashchange", showView);
@@ -83,5 +85,5 @@ window.addEventListener("online", () => feed.retryNow());
 byId("controls").open = matchMedia("(min-width: 900px)").matches;
 byId("meaning").open = byId("controls").open;
 showView();
-askModels();
+models.refresh();
 feed.run();

@@ -1,17 +1,23 @@
-/** The conversation: sends messages, shows answers as they stream, stops and clears them. */
+/** The conversation on the page: sends messages, shows answers as they stream, stops, repeats, edits and clears. */
 
+import { Announcer } from "./announcer.js";
+import { Answer } from "./answer.js";
+import { AnswerView } from "./answer_view.js";
 import { ApiError, ConnectionLost, streamChat } from "./api.js";
 import { askForKey } from "./connection.js";
-import { AnswerView } from "./answer_view.js";
-import { Announcer } from "./announcer.js";
+import { Conversation } from "./conversation.js";
 import { byId, el } from "./dom.js";
+import { QuestionView } from "./question_view.js";
 import { chosenDepth, samplingFields, systemMessages } from "./settings.js";
+import { toolFields, wireTools } from "./tool_calls.js";
 
 const EXAMPLES = [
   "Write a short story about a shy dragon who learns to share.",
   "Explain to a child why the sky is blue.",
   "Write a letter to a friend who moved to another city.",
 ];
+/** Settings that belong to what is said, and are kept with it. */
+const KEPT = ["system", "tools"];
 
 export class Playground {
   /**
@@ -25,15 +31,16 @@ export class Playground {
     this._message = byId("message");
     this._announcer = new Announcer(byId("announcer"));
     this._running = null;
-    this._turns = [];
-    byId("composer").addEventListener("submit", (event) => {
+    this._conversation = new Conversation();
+    /** @type {WeakMap<import("./conversation.js").Turn, Element[]>} */
+    this._elements = new WeakMap();
+    const submit = (event) => {
       event.preventDefault();
       this.send(this._message.value);
-    });
+    };
+    byId("composer").addEventListener("submit", submit);
     this._message.addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-      event.preventDefault();
-      this.send(this._message.value);
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
     });
     byId("stop").addEventListener("click", () => this.stop());
     byId("clear").addEventListener("click", () => this.clear());
@@ -42,6 +49,10 @@ export class Playground {
     );
     const example = (text) => el("button", { type: "button", class: "example", onClick: () => this.send(text) }, text);
     byId("examples").append(...EXAMPLES.map(example));
+    wireTools();
+    this._restore();
+    for (const id of KEPT) byId(id).addEventListener("change", () => this._keep());
+    window.addEventListener("pagehide", () => this._running && this._keep());
   }
 
   stop() {
@@ -50,50 +61,79 @@ export class Playground {
 
   clear() {
     this.stop();
-    this._turns = [];
+    this._conversation = new Conversation(); // an answer that still ends belongs to the old one
+    this._keep();
     this._log.querySelectorAll(".turn").forEach((turn) => turn.remove());
     byId("welcome").hidden = false;
+    this._complain("");
     this._message.focus();
   }
 
   /** Sends one message with the conversation before it. */
   async send(text) {
-    if (!text.trim() || this._running) return;
+    if (!text.trim()) return;
+    const turn = await this._ask([{ role: "user", content: text }], this._conversation.turns.length, () => {
+      this._message.value = "";
+    });
+    if (turn?.state === "failed" && !turn.answer.text) this._message.value ||= text;
+  }
+
+  /**
+   * Asks in the place of turn number `place`, which replaces it and all after it.
+   * @returns {Promise<import("./conversation.js").Turn|null>} the turn when it has ended; null if nothing was sent
+   */
+  async _ask(input, place, onSent = () => {}) {
+    if (this._running) return null;
     let body;
     try {
-      body = this._request(text);
+      body = this._request(input, place);
     } catch (error) {
-      return this._complain(error.message);
+      this._complain(error.message);
+      return null;
     }
     this._complain("");
-    this._message.value = "";
-    byId("welcome").hidden = true;
-    const view = new AnswerView(body, this._onStepThrough);
-    const question = el("article", { class: "turn question" }, el("h3", {}, "You"), el("p", { class: "said" }, text));
-    this._log.append(question, view.element);
+    onSent();
+    const { turns } = this._conversation;
+    for (const old of turns.splice(place)) this._elements.get(old).forEach((element) => element.remove());
+    const request = { model: body.model ?? null, seed: body.seed, mtp: body.speculative.mtp };
+    const turn = { input, request, answer: new Answer(), state: "running", notice: "" };
+    turns.push(turn);
+    const view = this._show(turn);
     this._scroller().scrollTop = this._scroller().scrollHeight;
-    const turns = this._turns; // clearing meanwhile starts another list
+    this._keep();
     await this._run(body, view);
-    // A question without an answer is not part of what the model is shown next.
-    const { text: answer } = view.answer;
-    if (answer) turns.push({ role: "user", content: text }, { role: "assistant", content: answer });
-    else if (view.failed) this._message.value ||= text;
+    if (this._conversation.turns === turns) this._keep();
+    return turn;
+  }
+
+  /** Adds a turn's elements to the log. */
+  _show(turn) {
+    byId("welcome").hidden = true;
+    const place = () => this._conversation.turns.indexOf(turn);
+    const question = new QuestionView(turn.input, (text) => this._ask([{ role: "user", content: text }], place()));
+    const view = new AnswerView(turn, {
+      stepThrough: () => this._onStepThrough(view),
+      retry: () => this._ask(turn.input, place()),
+      results: (messages) => this._ask(messages, place() + 1),
+    });
+    this._log.append(question.element, view.element);
+    this._elements.set(turn, [question.element, view.element]);
+    return view;
   }
 
   async _run(body, view) {
     const control = (this._running = new AbortController());
     this._busy(true);
     const sent = performance.now();
+    const following = (change) => this._following(change);
     try {
       for await (const chunk of streamChat(body, control.signal)) {
-        this._following(() => {
-          const pieces = view.add(chunk, performance.now() - sent).filter((piece) => piece.kind === "content");
-          this._announcer.say(pieces.map((piece) => piece.text).join(""));
-        });
+        const pieces = view.add(chunk, performance.now() - sent, following);
+        this._announcer.say(pieces.filter(({ kind }) => kind === "content").map(({ text }) => text).join(""));
       }
-      this._following(() => view.finish());
+      following(() => view.finish());
     } catch (error) {
-      this._following(() => this._failed(error, view, control.signal.aborted));
+      following(() => this._failed(error, view, control.signal.aborted));
     } finally {
       this._announcer.finish();
       if (this._running === control) this._running = null;
@@ -111,13 +151,27 @@ export class Playground {
     if (error.status === 401) askForKey();
   }
 
-  _request(text) {
+  _request(input, place) {
     return {
       model: this._model() ?? undefined,
-      messages: [...systemMessages(), ...this._turns, { role: "user", content: text }],
+      messages: [...systemMessages(), ...this._conversation.messages(place), ...input],
+      ...toolFields(),
       ...samplingFields(),
       speculative: { mtp: chosenDepth(), trace: true },
     };
+  }
+
+  _keep() {
+    const settings = Object.fromEntries(KEPT.map((id) => [id, byId(id).value]));
+    if (this._conversation.turns.length || KEPT.some((id) => settings[id])) this._conversation.keep(settings);
+    else Conversation.forget();
+  }
+
+  _restore() {
+    const settings = this._conversation.restore();
+    for (const id of KEPT) byId(id).value = settings?.[id] ?? "";
+    for (const turn of this._conversation.turns) this._show(turn);
+    requestAnimationFrame(() => (this._scroller().scrollTop = this._scroller().scrollHeight));
   }
 
   _busy(busy) {

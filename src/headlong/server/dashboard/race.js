@@ -98,8 +98,8 @@ export class Race {
       ? `Same tokens: yes, all ${number(texts[0].length)}.`
       : `Same tokens: no, they part at token ${number(differs + 1)}.`;
     byId("race-note").textContent =
-      `One run each; other work on the machine moves the ratio. Temperature ${temperature}, seed ${seed}, ` +
-      "as set beside the playground." +
+      "One run each; other work on the machine moves the ratio. " +
+      `Temperature ${temperature ?? "as the server has it"}, seed ${seed}, as set beside the playground.` +
       (shareMachine ? " Other requests were running, so the speeds are not comparable." : "") +
       (mtp.figures().noDrafts ? ` MTP did not run: ${mtp.figures().noDrafts}.` : "");
     byId("race-result").hidden = false;

@@ -3,7 +3,7 @@
  * nothing.
  */
 
-import { ownToken } from "./answer.js";
+import { beyondEnd, ownToken } from "./answer.js";
 import { byId, el } from "./dom.js";
 import { number, plural, visible } from "./format.js";
 import { stageOf } from "./stage.js";
@@ -170,6 +170,8 @@ export function story(step, phase) {
     return `The target checks ${all} in a single pass. It agrees with ${step.accepted} and refuses “${missed}”.`;
   }
   const gained = `${plural(step.tokens.length, "token")} from one pass`;
+  const after = beyondEnd(step);
+  if (after) return `The answer ends here: ${gained}. The ${plural(after, "guess", "guesses")} after the end are dropped.`;
   if (!own) return `The answer ends here: ${gained}.`;
   if (missed === null) return `The same pass also says what comes next, “${visible(own.text)}”: ${gained}.`;
   return `In its place the target writes “${visible(own.text)}”: ${gained}, and the text plain decoding gives.`;

@@ -8,14 +8,14 @@ const MAX_SEED = 2 ** 31;
 export class SettingError extends Error {}
 
 /** Offers the depths this server can draft, keeping the reader's choice where it still exists. */
-export function offerDepths({ available, default_k: defaultK, max_k: maxK }) {
+export function offerDepths({ available, max_k: maxK }) {
   const select = byId("k");
-  const wanted = JSON.stringify([available, defaultK, maxK]);
+  const wanted = JSON.stringify([available, maxK]);
   if (select.dataset.offered === wanted) return;
   const choice = select.value;
   const options = [["off", "off (plain decoding)"]];
   if (available) {
-    options.unshift(["auto", `auto (${defaultK})`]);
+    options.unshift(["auto", "auto"]);
     for (let k = 1; k <= maxK; k++) options.push([String(k), String(k)]);
   }
   select.replaceChildren(...options.map(([value, label]) => new Option(label, value)));
@@ -30,8 +30,15 @@ export function chosenDepth() {
   return /^\d+$/.test(value) ? Number(value) : value;
 }
 
+/** Shows in empty fields what the server takes in their place. */
+export function offerDefaults(sampling) {
+  for (const [id, name] of [["temperature", "temperature"], ["top-p", "top_p"]])
+    byId(id).placeholder = sampling?.[name] ?? "the server's";
+}
+
 /**
- * Sampling fields of a request. A seed is always sent, so that every answer on the page can be repeated.
+ * Sampling fields of a request; what is empty is the server's to choose. A seed is always sent, so that every answer on
+ * the page can be repeated.
  * @throws {SettingError}
  */
 export function samplingFields() {
@@ -39,7 +46,7 @@ export function samplingFields() {
     temperature: numberIn("temperature", "Temperature"),
     top_p: numberIn("top-p", "Top p"),
     max_tokens: numberIn("max-tokens", "Max tokens"),
-    seed: byId("seed").value.trim() === "" ? Math.floor(Math.random() * MAX_SEED) : numberIn("seed", "Seed"),
+    seed: numberIn("seed", "Seed") ?? Math.floor(Math.random() * MAX_SEED),
   };
 }
 
@@ -49,8 +56,11 @@ export function systemMessages() {
   return content ? [{ role: "system", content }] : [];
 }
 
+/** The number in a field; undefined, which no request carries, where it is empty. */
 function numberIn(id, label) {
   const input = byId(id);
+  // A browser tells nothing of what it cannot read as a number but this.
+  if (input.value.trim() === "" && !input.validity.badInput) return undefined;
   const value = input.value.trim() === "" ? NaN : Number(input.value);
   const { min, max } = input;
   if (!Number.isFinite(value) || (min !== "" && value < Number(min)) || (max !== "" && value > Number(max))) {

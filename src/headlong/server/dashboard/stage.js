@@ -1,6 +1,6 @@
 /** Draws one step as columns: what the head guessed, what the target said, what the text got. */
 
-import { guesses, ownToken } from "./answer.js";
+import { beyondEnd, guesses, ownToken } from "./answer.js";
 import { el } from "./dom.js";
 import { visible } from "./format.js";
 
@@ -10,6 +10,7 @@ const MARKS = {
   missed: ["✗", "refuses"],
   dropped: ["·", "too late"],
   extra: ["+", "adds"],
+  beyond: ["·", "after the end"],
 };
 
 /**
@@ -25,6 +26,7 @@ export function stageOf(step, phase) {
     if (i === taken) return column("missed", text, own?.text ?? null, "own");
     return column("dropped", text, null, "");
   });
+  if (beyondEnd(step)) columns.push(column("beyond", `${beyondEnd(step)} more`, null, ""));
   if (own && taken === drafts.length) columns.push(column("extra", null, own.text, "own"));
   const grid = el(
     "div",

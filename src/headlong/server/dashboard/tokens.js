@@ -4,34 +4,51 @@
  */
 
 import { byId, el } from "./dom.js";
-import { plural, quoted } from "./format.js";
+import { inLine, plural, quoted } from "./format.js";
 
 /** @type {WeakMap<Element, import("./answer.js").Token>} */
 const tokenOf = new WeakMap();
 
-/** Appends pieces of an answer to one element as they come. */
+/** Appends pieces of an answer to an element as they come, or to one element after the other. */
 export class TokenText {
-  /** @param {HTMLElement} container */
-  constructor(container) {
+  /**
+   * @param {HTMLElement} container
+   * @param {import("./answer.js").Token|null} [before] the last token that was shown elsewhere
+   */
+  constructor(container, before = null) {
+    this.container = container;
+    this._token = before;
+    this._last = null;
+  }
+
+  /** Goes on in another element. */
+  moveTo(container) {
+    if (container === this.container) return;
     this.container = container;
     this._last = null;
   }
 
   /** @param {import("./answer.js").Piece[]} pieces */
   append(pieces) {
-    for (const { text, token } of pieces) {
-      if (token && this._last && tokenOf.get(this._last) === token) {
-        this._last.append(text);
-        continue;
-      }
-      this.container.append(...refusedBefore(token), (this._last = tokenSpan(text, token)));
+    for (const { text, token } of pieces) this.put(text, token);
+  }
+
+  /** Adds a piece of a token's text; `hidden` for markup, which is there and takes no room. */
+  put(text, token, hidden = false) {
+    if (!token || !this._last || tokenOf.get(this._last) !== token) {
+      if (token !== this._token) this.container.append(...refusedBefore(token));
+      this._token = token;
+      this.container.append((this._last = tokenSpan(token, hidden)));
     }
+    if (!hidden) this._last.classList.remove("markup");
+    this._last.append(hidden ? el("span", { class: "markup" }, text) : text);
   }
 }
 
 /** One token's span. Of a container only one is a tab stop; arrow keys reach the others. */
-function tokenSpan(text, token) {
-  const span = el("span", { class: `tok ${token ? (token.drafted ? "drafted" : "own") : "untraced"}` }, text);
+function tokenSpan(token, hidden) {
+  const origin = token ? (token.drafted ? "drafted" : "own") : "untraced";
+  const span = el("span", { class: `tok ${origin}${hidden ? " markup" : ""}` });
   if (token) {
     tokenOf.set(span, token);
     span.tabIndex = -1;
@@ -43,7 +60,7 @@ function tokenSpan(text, token) {
 function refusedBefore(token) {
   if (!token || token.drafted || !token.step.refused.length) return [];
   return token.step.refused.map((text, i) =>
-    el("del", { class: i ? "refused unread" : "refused", "aria-label": `refused draft ${text}` }, text),
+    el("del", { class: i ? "refused unread" : "refused", "aria-label": `refused draft ${text}` }, inLine(text)),
   );
 }
 
@@ -77,8 +94,9 @@ export function explainTokens(root) {
     shown = null;
     tip.hidden = true;
   };
-  const show = ({ target }) => {
-    const token = tokenOf.get(target);
+  const show = (event) => {
+    const target = event.target.closest(".tok");
+    const token = target && tokenOf.get(target);
     if (!token) return hide();
     hide();
     shown = target;
@@ -103,11 +121,13 @@ export function explainTokens(root) {
 /** Arrow keys walk the tokens; entering the group lands on its first. */
 function moveFocus(event) {
   const forward = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-  if (!forward) return;
+  if (!forward || event.target.matches("button, a, textarea, input, select")) return;
   const group = event.target.closest(".tokens");
   if (!group) return;
-  const tokens = [...group.querySelectorAll(".tok[tabindex]")];
-  const next = tokens[event.target === group ? 0 : tokens.indexOf(event.target) + forward];
+  const tokens = [...group.querySelectorAll(".tok[tabindex]:not(.markup)")];
+  // A token that markup splits is one stop.
+  const stops = tokens.filter((span, i) => !i || tokenOf.get(span) !== tokenOf.get(tokens[i - 1]));
+  const next = stops[event.target === group ? 0 : stops.indexOf(event.target) + forward];
   if (!next) return;
   event.preventDefault();
   next.focus();
