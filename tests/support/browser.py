@@ -96,7 +96,8 @@ class Visit:
 
 
 def set_sampling(page: Page, *, temperature: float = 0.8, max_tokens: int = 60, seed: int = 7) -> None:
-    for name, value in {"temperature": temperature, "max-tokens": max_tokens, "seed": seed}.items():
+    fields = {"temperature": temperature, "top-p": 0.95, "max-tokens": max_tokens, "seed": seed}
+    for name, value in fields.items():
         page.locator(f"#{name}").fill(str(value))
 
 

@@ -71,7 +71,8 @@ class TestPlayground:
         assert not refused.first.is_visible()
         page.locator("#show-refused").check()
         expect(refused.first).to_be_visible()
-        assert refused.all_text_contents() == [text for step in trace_of(server) for text in step["rejected"]]
+        sent = [text for step in trace_of(server) for text in step["rejected"]]
+        assert refused.all_text_contents() == [text.replace("\n", "↵").replace("\t", "⇥") for text in sent]
 
     def test_a_token_is_explained_on_hover_and_focus(self, page):
         set_sampling(page)
@@ -252,18 +253,19 @@ class TestLive:
         expect(page.locator("#meter-rows-text")).to_have_text(f"0 of {snapshot['rows']['max']}")
         expect(page.locator("#tile-total")).to_have_text(f"{snapshot['totals']['completion_tokens']:,}")
 
-    def test_nothing_overflows_a_narrow_screen(self, browser, server):
-        with Visit(browser, viewport={"width": 380, "height": 760}) as visit:
-            self._look_at_all(visit.open(server.url), server)
+    @pytest.mark.parametrize("width", [320, 390])
+    def test_nothing_overflows_a_narrow_screen(self, browser, server, width):
+        with Visit(browser, viewport={"width": width, "height": 760}) as visit:
+            self._look_at_all(visit.open(server.url), server, width)
 
-    def _look_at_all(self, page, server):
+    def _look_at_all(self, page, server, width):
         page.evaluate("document.getElementById('controls').open = true")
         set_sampling(page)
         ask(page)
         finished(page).locator(".step-through").click()
         for view in ("playground", "replay", "race", "live"):
             page.goto(f"{server.url}/#{view}")
-            assert page.evaluate("document.documentElement.scrollWidth") <= 380, view
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, view
 
     @pytest.mark.parametrize("scheme", ["light", "dark"])
     def test_contrast(self, browser, server, scheme):

@@ -157,7 +157,8 @@ class TestConnection:
             assert finished(page).locator(".tok").count() > 0
             page.reload()
             expect(page.locator("#status")).to_have_text("live")
-            assert page.evaluate("localStorage.length") == 0
+            expect(page.locator("#open-key")).to_be_visible()
+            assert "open-sesame" not in page.evaluate("JSON.stringify(localStorage)")
 
     def test_without_mtp_it_says_why_and_works(self, browser):
         with RunningServer(mtp="off") as plain, Visit(browser) as visit:

@@ -12,6 +12,7 @@
 
 import { Answer } from "./answer.js";
 
+export const LEFT = "Stopped by leaving the page.";
 const NAME = "headlong-conversation";
 /** Browsers give a page about five million characters; other pages of this host may want some. */
 const MAX_CHARS = 2_000_000;
@@ -44,7 +45,7 @@ export class Conversation {
   keep(settings) {
     const rows = this.turns.map(({ answer, ...turn }) => {
       const state = turn.state === "running" ? "stopped" : turn.state;
-      const notice = turn.state === "running" ? "Stopped by leaving the page." : turn.notice;
+      const notice = turn.state === "running" ? LEFT : turn.notice;
       return { ...turn, state, notice, answer };
     });
     for (const kept of shrinking(rows)) if (store(JSON.stringify({ settings, turns: kept }))) return;

@@ -9,7 +9,7 @@
  * was once looked for in vain is not looked for again.
  */
 
-const PAIRS = { "**": "strong", __: "strong", "~~": "del", "*": "em", _: "em" };
+const PAIRS = { "**": "strong", __: "strong", "~~": "s", "*": "em", _: "em" };
 const MARKS = ["**", "__", "~~", "*", "_"];
 const ESCAPABLE = /[!-/:-@[-`{-~]/;
 const LINK = /\[([^[\]\n]{1,500})\]\(([^\s()<>]{1,2000})\)/y;

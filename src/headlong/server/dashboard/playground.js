@@ -5,7 +5,7 @@ import { Answer } from "./answer.js";
 import { AnswerView } from "./answer_view.js";
 import { ApiError, ConnectionLost, streamChat } from "./api.js";
 import { askForKey } from "./connection.js";
-import { Conversation } from "./conversation.js";
+import { Conversation, LEFT } from "./conversation.js";
 import { byId, el } from "./dom.js";
 import { QuestionView } from "./question_view.js";
 import { chosenDepth, samplingFields, systemMessages } from "./settings.js";
@@ -52,11 +52,14 @@ export class Playground {
     wireTools();
     this._restore();
     for (const id of KEPT) byId(id).addEventListener("change", () => this._keep());
-    window.addEventListener("pagehide", () => this._running && this._keep());
+    window.addEventListener("pagehide", () => {
+      if (this._running) this._keep();
+      this.stop(LEFT); // a page that is shown again shows what was kept
+    });
   }
 
-  stop() {
-    this._running?.abort();
+  stop(notice = "Stopped.") {
+    this._running?.abort(new DOMException(notice, "AbortError"));
   }
 
   clear() {
@@ -133,7 +136,7 @@ export class Playground {
       }
       following(() => view.finish());
     } catch (error) {
-      following(() => this._failed(error, view, control.signal.aborted));
+      following(() => this._failed(error, view, control.signal));
     } finally {
       this._announcer.finish();
       if (this._running === control) this._running = null;
@@ -141,8 +144,8 @@ export class Playground {
     }
   }
 
-  _failed(error, view, stopped) {
-    if (stopped) return view.finish("Stopped.");
+  _failed(error, view, signal) {
+    if (signal.aborted) return view.finish(signal.reason.message);
     if (error instanceof ApiError || error instanceof ConnectionLost) view.fail(error.message);
     else {
       view.fail("The page could not read the answer.");
@@ -170,7 +173,11 @@ export class Playground {
   _restore() {
     const settings = this._conversation.restore();
     for (const id of KEPT) byId(id).value = settings?.[id] ?? "";
-    for (const turn of this._conversation.turns) this._show(turn);
+    try {
+      for (const turn of this._conversation.turns) this._show(turn);
+    } catch {
+      return this.clear(); // another version's, or damaged
+    }
     requestAnimationFrame(() => (this._scroller().scrollTop = this._scroller().scrollHeight));
   }
 
