@@ -1,6 +1,6 @@
 """Takes the pictures of the page in docs/images, from a real server with the embedded model.
 
-python benchmarks/page_screenshots.py [--url http://127.0.0.1:8080] [--chromium /usr/bin/chromium]
+python benchmarks/page_screenshots.py [--only playground replay] [--url http://127.0.0.1:8080] [--chromium /usr/bin/chromium]
 """
 
 import argparse
@@ -21,6 +21,7 @@ IMAGES = Path(__file__).parent.parent / "docs" / "images"
 SIZE = {"width": 1280, "height": 800}
 LOAD_SECONDS = 110
 RACES = 5
+VIEWS = ["live", "playground", "replay", "race"]
 DEPTHS = ("auto", 2, "off", 4, 6, "auto", 1)
 PROMPTS = (
     "Write a short story about a shy dragon who learns to share.",
@@ -31,6 +32,7 @@ PROMPTS = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Takes the pictures of the page.")
+    parser.add_argument("--only", nargs="+", default=VIEWS, choices=VIEWS, help="the views to take")
     parser.add_argument("--url", help="a server that runs already; one is started without it")
     parser.add_argument("--chromium", default=shutil.which("chromium"), help="the browser's path")
     args = parser.parse_args()
@@ -42,14 +44,18 @@ def main() -> None:
             executable_path=args.chromium, args=["--no-sandbox", "--disable-gpu"]
         )
         stack.callback(browser.close)
-        with working(url):
-            live = open_page(browser, url, "live", height=1180)
-            time.sleep(LOAD_SECONDS)
-            take_live(live)
-        take_conversation(open_page(browser, url), "playground")
-        take_conversation(open_page(browser, url, scheme="dark"), "playground-dark", refused=True)
-        take_replay(open_page(browser, url))
-        take_race(open_page(browser, url))
+        if "live" in args.only:
+            with working(url):
+                live = open_page(browser, url, "live", height=1180)
+                time.sleep(LOAD_SECONDS)
+                take_live(live)
+        if "playground" in args.only:
+            take_conversation(open_page(browser, url), "playground")
+            take_conversation(open_page(browser, url, scheme="dark"), "playground-dark", refused=True)
+        if "replay" in args.only:
+            take_replay(open_page(browser, url))
+        if "race" in args.only:
+            take_race(open_page(browser, url))
 
 
 def open_page(

@@ -149,7 +149,9 @@ class TestKept:
     def test_of_a_long_conversation_the_end_is_kept(self, page):
         long = "word " * 120_000
         for number in range(4):
-            chunk = {"choices": [{"index": 0, "delta": {"content": f"{number} {long}"}, "finish_reason": "stop"}]}
+            chunk = {
+                "choices": [{"index": 0, "delta": {"content": f"{number} {long}"}, "finish_reason": "stop"}]
+            }
             answer_chat_with(page, [chunk])
             ask(page, f"Question {number}.")
             finished(page)
@@ -159,7 +161,9 @@ class TestKept:
         assert text_of(finished(page)).startswith("3 word")
         assert page.locator(".answer").count() == 3
 
-    @pytest.mark.parametrize("kept", ["{", "7", '{"turns": [{"input": 1}]}', '{"turns": [{"answer": {"chunks": [[0]]}}]}'])
+    @pytest.mark.parametrize(
+        "kept", ["{", "7", '{"turns": [1]}', '{"turns": [{"answer": {"chunks": [[0]]}}]}']
+    )
     def test_what_cannot_be_read_is_left_aside(self, page, kept):
         page.evaluate("text => localStorage.setItem('headlong-conversation', text)", kept)
         page.reload()
@@ -227,7 +231,9 @@ class TestModels:
         with RunningServer(**options) as two, Visit(browser) as visit:
             page = visit.open(two.url)
             sent = []
-            page.on("request", lambda request: request.method == "POST" and sent.append(request.post_data_json))
+            page.on(
+                "request", lambda request: request.method == "POST" and sent.append(request.post_data_json)
+            )
             choice = page.get_by_label("Model", exact=True)
             expect(choice).to_have_value("tale-20m")
             choice.select_option("owner/two")

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from headlong.server.keys import hash_key
-from support.browser import Visit, answer_chat_with, answer_with, ask, expect, finished, set_sampling
+from support.browser import Visit, answer_chat_with, answer_with, ask, expect, finished, set_sampling, until
 from support.serving import RunningServer
 
 PHONE = {"width": 320, "height": 700}
@@ -35,7 +35,7 @@ class TestTheme:
             page.get_by_label("Theme").select_option("system")
             assert page.evaluate(ground) == light
             page.emulate_media(color_scheme="dark")
-            assert page.evaluate(ground) == dark
+            until(lambda: page.evaluate(ground) == dark)
             assert page.evaluate("localStorage.getItem('headlong-theme')") is None
 
     @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -163,12 +163,16 @@ def test_keys_walk_over_what_markup_hides(page):
     for _ in range(5):
         page.keyboard.press("ArrowRight")
         walked.append(page.evaluate("document.activeElement.innerText"))
-    assert walked == ["An", " ", "odd", " word", "."], "of a token that opens and one that closes, only the space is there"
+    assert walked == ["An", " ", "odd", " word", "."], (
+        "of a token that opens and one that closes, only the space is there"
+    )
 
 
 def test_nothing_a_model_writes_turns_into_more_than_text(page):
     answer = answered(page, HOSTILE)
-    elements = answer.locator("a, img, script, iframe, b").evaluate_all("all => all.map((one) => one.outerHTML)")
+    elements = answer.locator("a, img, script, iframe, b").evaluate_all(
+        "all => all.map((one) => one.outerHTML)"
+    )
     assert elements == []
     assert "".join(answer.locator("> .tokens .tok").all_text_contents()) == HOSTILE
     assert page.evaluate("window.hacked") is None
