@@ -1,6 +1,6 @@
 """Takes the pictures of the page in docs/images, from a real server with the embedded model.
 
-python benchmarks/page_screenshots.py [--only playground replay] [--url http://127.0.0.1:8080] [--chromium /usr/bin/chromium]
+python benchmarks/page_screenshots.py [--only playground replay] [--url http://127.0.0.1:8080] [--chromium PATH]
 """
 
 import argparse

@@ -28,10 +28,11 @@ export class AnswerView {
     const button = (name, label, action) =>
       el("button", { type: "button", class: `${name} small`, onClick: action }, label);
     this._stepThrough = button("step-through", "Step through", actions.stepThrough);
+    this._copy = copyButton(() => this.answer.text, "Copy the answer");
     this._acts = el(
       "div",
       { class: "acts", hidden: true },
-      copyButton(() => this.answer.text, "Copy the answer"),
+      this._copy,
       button("retry", "Retry", actions.retry),
       this._stepThrough,
     );
@@ -96,6 +97,7 @@ export class AnswerView {
     this._notice.textContent = notice;
     this._notice.hidden = !notice;
     this._acts.hidden = false;
+    this._copy.hidden = !this.answer.text;
     this._stepThrough.hidden = !this.answer.steps.length;
     this._tokens.tabIndex = this.answer.steps.length ? 0 : -1;
   }

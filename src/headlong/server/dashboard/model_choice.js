@@ -7,7 +7,8 @@ export class ModelChoice {
   /** @param {() => void} onChange */
   constructor(onChange) {
     this._onChange = onChange;
-    this._served = null;
+    /** Undefined until the server has told. */
+    this._served = undefined;
     this._chosen = null;
     this._cards = [];
     this._loading = false;
@@ -24,7 +25,7 @@ export class ModelChoice {
 
   /** Whether it is the one that the server's statistics are of. */
   get isServed() {
-    return this._served === null || this.name === this._served;
+    return !this._served || this.name === this._served;
   }
 
   /** How the model drafts, from its card; null where the server's statistics tell it. */
@@ -34,7 +35,7 @@ export class ModelChoice {
 
   /** The model that answers by default, or null where none is loaded; another one means another list. */
   serve(name) {
-    if (name === this._served && this._cards.length) return;
+    if (name === this._served) return;
     this._served = name;
     this.refresh();
   }

@@ -178,7 +178,8 @@ export class Playground {
     } catch {
       return this.clear(); // another version's, or damaged
     }
-    requestAnimationFrame(() => (this._scroller().scrollTop = this._scroller().scrollHeight));
+    if (this._conversation.turns.length)
+      requestAnimationFrame(() => (this._scroller().scrollTop = this._scroller().scrollHeight));
   }
 
   _busy(busy) {

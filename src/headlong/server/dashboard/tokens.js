@@ -121,13 +121,14 @@ export function explainTokens(root) {
 /** Arrow keys walk the tokens; entering the group lands on its first. */
 function moveFocus(event) {
   const forward = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-  if (!forward || event.target.matches("button, a, textarea, input, select")) return;
+  if (!forward) return;
   const group = event.target.closest(".tokens");
-  if (!group) return;
+  const from = tokenOf.get(event.target);
+  if (!group || (!from && event.target !== group)) return;
   const tokens = [...group.querySelectorAll(".tok[tabindex]:not(.markup)")];
   // A token that markup splits is one stop.
   const stops = tokens.filter((span, i) => !i || tokenOf.get(span) !== tokenOf.get(tokens[i - 1]));
-  const next = stops[event.target === group ? 0 : stops.indexOf(event.target) + forward];
+  const next = stops[from ? stops.findIndex((span) => tokenOf.get(span) === from) + forward : 0];
   if (!next) return;
   event.preventDefault();
   next.focus();
