@@ -114,7 +114,7 @@ class TestStepThroughOnAPhone:
         expect(guesses).to_have_text(["␣the", "␣end", "3 more"])
         expect(phone.locator(".column .verdict").last).to_have_text("·after the end")
         expect(phone.locator("#replay-story")).to_have_text(
-            "The answer ends here: 2 tokens from one pass. The 3 guesses after the end are dropped."
+            "The answer ends here: 2 tokens from one pass. 3 guesses lie after the end and count for nothing."
         )
 
 

@@ -54,7 +54,8 @@ function showServer(snapshot) {
   byId("now-speed").textContent = number(rates?.tokens_per_second, 0);
   byId("now-rows").textContent = rows ? `${rows.running}/${rows.max}` : "–";
   byId("now-accepted").textContent = percent(sum("accepted"), sum("tried"));
-  Object.assign(server, { running: rows?.running ?? 0, mtp: snapshot.mtp ?? null, sampling: snapshot.sampling ?? null });
+  const { mtp = null, sampling = null } = snapshot;
+  Object.assign(server, { running: rows?.running ?? 0, mtp, sampling });
   showModel();
 }
 
@@ -62,7 +63,7 @@ function showServer(snapshot) {
 function showModel() {
   const mtp = models.mtp ?? server.mtp;
   byId("live-model").hidden = models.isServed;
-  byId("live-model").textContent = `These are the figures of ${byId("model").textContent}, the model that serves by default.`;
+  byId("live-model").textContent = `The figures of ${byId("model").textContent}, the model that serves by default.`;
   offerDefaults(models.isServed ? server.sampling : null);
   byId("no-mtp").hidden = mtp?.available ?? true;
   byId("no-mtp-reason").textContent = mtp?.reason ?? "the server gives no reason";

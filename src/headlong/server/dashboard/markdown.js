@@ -97,8 +97,9 @@ class Reader {
     const closes = (line) => line.trim().startsWith(fence) && !line.trim().replaceAll(fence[0], "");
     let end = at + 1;
     while (end < lines.length && !closes(this._of(lines[end]))) end += 1;
-    const children = lines.slice(at + 1, end).map(({ from, to }, i, all) => ({ from, to: i + 1 < all.length ? to + 1 : to }));
-    return [{ tag: "pre", language, children: children.filter(({ from, to }) => to > from) }, end + 1];
+    // Every line but the last is shown with its line break.
+    const shown = lines.slice(at + 1, end).map(({ from, to }, i, all) => ({ from, to: i + 1 < all.length ? to + 1 : to }));
+    return [{ tag: "pre", language, children: shown.filter(({ from, to }) => to > from) }, end + 1];
   }
 
   _quote(lines, at, depth) {
@@ -180,7 +181,8 @@ class Reader {
       const cell = this._text.slice(begin, at);
       const outside = (begin === from || at === to) && !cell.trim();
       const left = begin + cell.length - cell.trimStart().length;
-      if (!outside) cells.push(cell.trim() ? { from: left, to: left + cell.trim().length } : { from: begin, to: begin });
+      const text = cell.trim();
+      if (!outside) cells.push(text ? { from: left, to: left + text.length } : { from: begin, to: begin });
       begin = at + 1;
     }
     return cells;

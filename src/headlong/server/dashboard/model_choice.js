@@ -57,9 +57,10 @@ export class ModelChoice {
   }
 
   _draw() {
-    const options = this._cards.map(({ id, headlong }) => new Option(headlong?.loaded === false ? `${id} (not loaded)` : id, id));
-    const isChoice = this._cards.length > 1 || (options.length > 0 && !this._loaded().length);
-    if (!this._loaded().length) options.unshift(new Option("no model loaded", ""));
+    const loaded = new Set(this._loaded());
+    const options = this._cards.map((card) => new Option(loaded.has(card) ? card.id : `${card.id} (not loaded)`, card.id));
+    const isChoice = this._cards.length > 1 || (options.length > 0 && !loaded.size);
+    if (!loaded.size) options.unshift(new Option("no model loaded", ""));
     this._select.replaceChildren(...options);
     this._select.value = this.name ?? "";
     this._select.hidden = !isChoice;

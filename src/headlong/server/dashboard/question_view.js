@@ -13,8 +13,9 @@ export class QuestionView {
     this._onEdit = onEdit;
     this._said = input.map((message) => el("p", { class: "said" }, message.content));
     const isMessage = input[0].role === "user";
-    this._edit = el("button", { type: "button", class: "small edit", hidden: !isMessage, onClick: () => this._open() }, "Edit");
-    this._acts = el("div", { class: "acts" }, copyButton(() => this.text, "Copy the message"), this._edit);
+    const edit = { type: "button", class: "small edit", hidden: !isMessage, onClick: () => this._open() };
+    this._edit = el("button", edit, "Edit");
+    this._acts = el("div", { class: "acts" }, this._edit, copyButton(() => this.text, "Copy the message"));
     const name = isMessage ? "You" : "Results of tools";
     this.element = el("article", { class: "turn question" }, el("h3", {}, name), ...this._said, this._acts);
   }

@@ -171,8 +171,8 @@ export function story(step, phase) {
   }
   const gained = `${plural(step.tokens.length, "token")} from one pass`;
   const after = beyondEnd(step);
-  if (after) return `The answer ends here: ${gained}. The ${plural(after, "guess", "guesses")} after the end are dropped.`;
-  if (!own) return `The answer ends here: ${gained}.`;
+  const dropped = after ? ` ${plural(after, "guess lies", "guesses lie")} after the end and count for nothing.` : "";
+  if (after || !own) return `The answer ends here: ${gained}.${dropped}`;
   if (missed === null) return `The same pass also says what comes next, “${visible(own.text)}”: ${gained}.`;
   return `In its place the target writes “${visible(own.text)}”: ${gained}, and the text plain decoding gives.`;
 }

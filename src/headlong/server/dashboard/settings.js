@@ -33,7 +33,7 @@ export function chosenDepth() {
 /** Shows in empty fields what the server takes in their place. */
 export function offerDefaults(sampling) {
   for (const [id, name] of [["temperature", "temperature"], ["top-p", "top_p"]])
-    byId(id).placeholder = sampling?.[name] ?? "the server's";
+    byId(id).placeholder = sampling?.[name] ?? "default";
 }
 
 /**

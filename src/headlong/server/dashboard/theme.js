@@ -1,6 +1,6 @@
 /**
- * The colours: light, dark, or the system's. No module, so that it runs before anything is painted; the choice is kept in
- * this browser.
+ * The colours: light, dark, or the system's. No module, so that it runs before anything is painted; the choice is kept
+ * in this browser.
  */
 (() => {
   const NAME = "headlong-theme";

@@ -63,7 +63,8 @@ export class ToolCallsView {
       const field = el("textarea", { rows: 2, required: true, placeholder: '{"temperature": 21}' });
       return { id, field, label: el("label", {}, `Result of ${name}`, field) };
     });
-    const form = el("form", { class: "results" }, ...fields.map(({ label }) => label), el("button", {}, "Send results"));
+    const labels = fields.map(({ label }) => label);
+    const form = el("form", { class: "results" }, ...labels, el("button", {}, "Send results"));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       this._onResults(fields.map(({ id, field }) => ({ role: "tool", tool_call_id: id, content: field.value })));
