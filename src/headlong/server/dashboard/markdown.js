@@ -98,7 +98,7 @@ class Reader {
     let end = at + 1;
     while (end < lines.length && !closes(this._of(lines[end]))) end += 1;
     // Every line but the last is shown with its line break.
-    const shown = lines.slice(at + 1, end).map(({ from, to }, i, all) => ({ from, to: i + 1 < all.length ? to + 1 : to }));
+    const shown = lines.slice(at + 1, end).map(({ from, to }, i) => ({ from, to: at + i + 2 < end ? to + 1 : to }));
     return [{ tag: "pre", language, children: shown.filter(({ from, to }) => to > from) }, end + 1];
   }
 

@@ -58,7 +58,8 @@ export class ModelChoice {
 
   _draw() {
     const loaded = new Set(this._loaded());
-    const options = this._cards.map((card) => new Option(loaded.has(card) ? card.id : `${card.id} (not loaded)`, card.id));
+    const label = (card) => (loaded.has(card) ? card.id : `${card.id} (not loaded)`);
+    const options = this._cards.map((card) => new Option(label(card), card.id));
     const isChoice = this._cards.length > 1 || (options.length > 0 && !loaded.size);
     if (!loaded.size) options.unshift(new Option("no model loaded", ""));
     this._select.replaceChildren(...options);
