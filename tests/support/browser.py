@@ -22,6 +22,7 @@ from playwright.sync_api import (
     Locator,
     Page,
     Playwright,
+    Request,
     expect,
     sync_playwright,
 )
@@ -111,6 +112,18 @@ def finished(page: Page) -> Locator:
     answer = page.locator(".answer").last
     expect(answer).not_to_have_class(re.compile("streaming"), timeout=60_000)
     return answer
+
+
+def posted(page: Page) -> list[dict]:
+    """The bodies of the requests that are posted from now on."""
+    bodies: list[dict] = []
+
+    def heard(request: Request) -> None:
+        if request.method == "POST":
+            bodies.append(json.loads(request.post_data or "{}"))
+
+    page.on("request", heard)
+    return bodies
 
 
 def answer_with(page: Page, pattern: str, events: list[dict], *, done: bool = False) -> None:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from server.model_folders import place_model
-from support.browser import STORY, Visit, answer_chat_with, ask, expect, finished, set_sampling
+from support.browser import STORY, Visit, answer_chat_with, ask, expect, finished, posted, set_sampling
 from support.serving import RunningServer
 
 WEATHER = {
@@ -21,10 +21,7 @@ CALL |= {"function": {"name": "get_weather", "arguments": '{"city": "Paris", "id
 
 @pytest.fixture
 def sent(page):
-    """The bodies of the requests that were posted."""
-    bodies = []
-    page.on("request", lambda request: request.method == "POST" and bodies.append(request.post_data_json))
-    return bodies
+    return posted(page)
 
 
 def text_of(answer) -> str:
@@ -174,8 +171,7 @@ class TestKept:
 class TestTools:
     def test_a_call_is_shown_and_answered(self, visit, hermes_server):
         page = visit.open(hermes_server.url)
-        sent = []
-        page.on("request", lambda request: request.method == "POST" and sent.append(request.post_data_json))
+        sent = posted(page)
         page.locator("#tools").fill(json.dumps([WEATHER]))
         set_sampling(page, max_tokens=8)
         delta = {"tool_calls": [CALL]}
@@ -230,10 +226,7 @@ class TestModels:
         options = {"model_dir": str(tmp_path), "max_models": 2, "max_rows": 4}
         with RunningServer(**options) as two, Visit(browser) as visit:
             page = visit.open(two.url)
-            sent = []
-            page.on(
-                "request", lambda request: request.method == "POST" and sent.append(request.post_data_json)
-            )
+            sent = posted(page)
             choice = page.get_by_label("Model", exact=True)
             expect(choice).to_have_value("tale-20m")
             choice.select_option("owner/two")
