@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from headlong.types import FinishReason, TokenLogprobs
+from headlong.types import FinishReason, ReadToken, TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,10 @@ class Completion:
     stats: Stats
     index: int = 0
     rest: tuple["Completion", ...] = field(default=(), repr=False)
+    prompt_logprobs: tuple[ReadToken, ...] | None = None
+    """Of the prompt's tokens but the first, where they were asked for."""
+    embedding: tuple[float, ...] | None = field(default=None, repr=False)
+    """What was made of the prompt's hidden states, where that was asked for."""
 
     @property
     def choices(self) -> tuple["Completion", ...]:

@@ -3,12 +3,15 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from headlong.errors import RequestError
 
 Verify = Literal["coupled", "ratio", "block"]
+Pooling = Literal["mean", "last"]
 MAX_LOGPROBS = 64
+MAX_BANNED, MAX_BANNED_BYTES = 128, 4096
+"""The most strings that a request may ban, and the most bytes of all of them."""
 MIN_TEMPERATURE = 1e-4
 """The lowest temperature above 0: below it logits overflow, and 0 says the same."""
 MAX_BIAS = 1e6
@@ -70,14 +73,24 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     bad_token_ids: tuple[int, ...] = ()
     """Tokens that are never produced."""
+    banned_strings: tuple[str, ...] = ()
+    """Texts that the output never has, however tokens cut them; letters of ASCII stand for both cases."""
     stop: tuple[str, ...] = ()
-    """Strings that end the text, of which they are no part."""
+    """Strings that end the text, of which they are no part unless `include_stop` says so."""
+    include_stop: bool = False
+    """Whether the stop string, or the text of the stop token, ends the text."""
+    skip_special_tokens: bool = True
+    """Whether special tokens are left out of the text."""
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     """The number of tokens before which neither a stop token nor a stop string may end the text."""
     ignore_eos: bool = False
     logprobs: int | None = None
     """None turns log-probabilities off; n gives those of the chosen token and of the n best alternatives."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt, which is read as a whole for it, whatever is cached of it."""
+    pooling: Pooling | None = None
+    """What is made of the prompt's hidden states: their mean, or the last one; None if nobody asks for them."""
     priority: int = 0
     """The place in the queue: lower goes first, equal ones in the order they came. A level is worth a thousand places
     in the queue, no more."""
@@ -93,6 +106,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         set_ = object.__setattr__
         set_(self, "stop", (self.stop,) if isinstance(self.stop, str) else self._tuple("stop", str))
+        set_(self, "banned_strings", self._tuple("banned_strings", str))
         set_(self, "bad_token_ids", self._tuple("bad_token_ids", int))
         set_(self, "stop_token_ids", self._tuple("stop_token_ids", int))
         set_(self, "logit_bias", self._bias())
@@ -114,16 +128,21 @@ class SamplingParams:
         for name, low, high in (
             ("seed", 0, _INT64_MAX),
             ("logprobs", 0, MAX_LOGPROBS),
+            ("prompt_logprobs", 0, MAX_LOGPROBS),
             ("draft_tokens", 0, 64),
         ):
             if getattr(self, name) is not None:
                 self._check_int(name, low, high)
-        if not isinstance(self.ignore_eos, bool):
-            raise RequestError(f"ignore_eos must be true or false, not {self.ignore_eos!r}")
+        for name in ("ignore_eos", "include_stop", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} must be true or false, not {getattr(self, name)!r}")
+        if self.pooling not in (None, *get_args(Pooling)):
+            raise RequestError(f"pooling must be 'mean', 'last' or nothing, not {self.pooling!r}")
         if self.verify not in ("coupled", "ratio", "block"):
             raise RequestError(f"verify must be 'coupled', 'ratio' or 'block', not {self.verify!r}")
         if self.grammar is not None:
             self._check_grammar()
+        self._check_banned()
         if any(not stop for stop in self.stop):
             raise RequestError("stop must not contain an empty string")
         if self.min_tokens > self.max_tokens:
@@ -144,7 +163,7 @@ class SamplingParams:
     @property
     def plain(self) -> bool:
         """Whether sampling is greedy and logits are left as they are."""
-        changed = self.penalised or self.biased or self.min_tokens or self.grammar is not None
+        changed = self.penalised or self.biased or self.min_tokens or self.constrained
         return self.greedy and not changed
 
     @property
@@ -155,7 +174,17 @@ class SamplingParams:
     @property
     def asks_host(self) -> bool:
         """Whether a device cannot choose the tokens alone, or more than tokens is asked for."""
-        return not self.free or self.grammar is not None or self.logprobs is not None
+        return not self.free or self.constrained or self.logprobs is not None
+
+    @property
+    def constrained(self) -> bool:
+        """Whether something follows the output and says which tokens may come next."""
+        return self.grammar is not None or bool(self.banned_strings)
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether something is asked of every token of the prompt."""
+        return self.prompt_logprobs is not None or self.pooling is not None
 
     def _check_grammar(self) -> None:
         if not isinstance(self.grammar, Grammar):
@@ -165,6 +194,20 @@ class SamplingParams:
                 raise RequestError(
                     f"{name} cannot be combined with a grammar, which decides where the output ends"
                 )
+
+    def _check_banned(self) -> None:
+        if not all(self.banned_strings):
+            raise RequestError("banned_strings must not contain an empty string")
+        size = sum(len(one.encode("utf-8", "surrogatepass")) for one in self.banned_strings)
+        if len(self.banned_strings) > MAX_BANNED or size > MAX_BANNED_BYTES:
+            raise RequestError(
+                f"banned_strings may hold {MAX_BANNED} strings of {MAX_BANNED_BYTES} bytes in all, "
+                f"not {len(self.banned_strings)} of {size}"
+            )
+        if self.banned_strings and self.grammar is not None:
+            raise RequestError(
+                "banned_strings cannot be combined with a grammar, which says what the output may be"
+            )
 
     def _tuple(self, name: str, kind: type) -> tuple[Any, ...]:
         value = getattr(self, name)

@@ -204,6 +204,25 @@ class TokenLogprobs:
     """Pairs (token id, log-probability), the best first."""
 
 
+class ReadToken(NamedTuple):
+    """A token of a prompt as the model saw it come."""
+
+    logprobs: TokenLogprobs
+    rank: int
+    """Its place among all tokens by their log-probabilities, from 1 on."""
+
+
+class ReadPart(NamedTuple):
+    """What a step found out about the part of a prompt that it read."""
+
+    start: int
+    """The position of the part's first token."""
+    tokens: tuple[ReadToken, ...]
+    """The tokens after each of the part's, as far as the prompt goes."""
+    hidden_ND: Tensor | None
+    """The hidden states of its tokens, where they are asked for."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What the target decided about one step."""
@@ -220,6 +239,8 @@ class Verdict:
     logprobs: tuple[tuple[TokenLogprobs, ...], ...]
     poisoned: tuple[int, ...] = ()
     """Rows of the plan whose logits are not finite; what the verdict says of them means nothing."""
+    read: Mapping[str, ReadPart] = field(default_factory=dict)
+    """What was found out about prompts, by the id of the request, for those that ask for it."""
 
 
 @dataclass(frozen=True)
@@ -243,6 +264,10 @@ class RowOutput:
     """Whether the step ended the prompt; every later one is a decoding step."""
     num_cached: int = 0
     """The number of prompt tokens that came from the prefix cache; it is reported with the first tokens."""
+    prompt_logprobs: tuple[ReadToken, ...] | None = None
+    """Of all tokens of the prompt but the first, where they are asked for; they come with the first tokens."""
+    embedding: tuple[float, ...] | None = None
+    """What was made of the prompt's hidden states; it comes with the first tokens."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ class Collector:
         self._tried: list[int] = []
         self._agreed: list[int] = []
         self._cached = 0
+        self._read: RowOutput | None = None
+        """The output that tells about the prompt."""
         self._prompt_seconds = 0.0
         self._decode_seconds = 0.0
 
@@ -44,6 +46,8 @@ class Collector:
         elif output.token_ids:
             self._prompt_seconds += step.seconds
         self._cached = max(self._cached, output.num_cached)
+        if output.is_first:
+            self._read = output
         self._text.append(output.text)
         self._tokens.extend(output.token_ids)
         self._logprobs.extend(output.logprobs)
@@ -96,6 +100,8 @@ class Collector:
             stop_reason=output.stop_reason,
             stats=stats,
             index=self.request.choice,
+            prompt_logprobs=None if self._read is None else self._read.prompt_logprobs,
+            embedding=None if self._read is None else self._read.embedding,
         )
 
     def _mtp(self) -> MtpStatus:

@@ -199,9 +199,10 @@ class Engine:
                 f"prompt has {len(request.prompt)} tokens; this engine's context is {self.max_len}, "
                 "of which at least one must be left for the output"
             )
-        if params.grammar is not None and request.constraint is None:
+        if params.constrained and request.constraint is None:
+            name = "banned_strings" if params.grammar is None else "grammar"
             raise RequestError(
-                "grammar was not compiled; make the request with the service that has the tokenizer"
+                f"{name} was not compiled; make the request with the service that has the tokenizer"
             )
         named = {
             "prompt": request.prompt,

@@ -2,9 +2,10 @@
 
 import contextlib
 
+from headlong.engine.prompt_reading import PromptReading
 from headlong.text.stream import TextStream
 from headlong.text.tokenizer import Tokenizer
-from headlong.types import FinishReason, Request, RowOutput, TokenLogprobs
+from headlong.types import FinishReason, ReadPart, Request, RowOutput, TokenLogprobs
 
 FAULT = "the engine failed on this request"
 """How the sentence begins that tells of a fault; other errors are the request's own."""
@@ -26,10 +27,12 @@ class Row:
         self.num_cached: int | None = None
         """Tokens that were there when it was first admitted; None before."""
         self.asks_host = request.params.asks_host
-        self.afresh = False
+        self.afresh = request.params.reads_prompt
         """Whether it must read all of its tokens itself, whatever is kept of others."""
         self.finish_reason: FinishReason | None = None
-        self._stream = TextStream(tokenizer, request.params.stop)
+        params = request.params
+        self._stream = TextStream(tokenizer, params.stop, params.skip_special_tokens)
+        self._reading = PromptReading(params.pooling) if params.reads_prompt else None
 
     @property
     def id(self) -> str:
@@ -65,6 +68,11 @@ class Row:
         """Drafts that could still be emitted, besides the token every step gives."""
         return max(0, min(self.request.draft_tokens, self.num_left - 1))
 
+    def read(self, part: ReadPart) -> None:
+        """Takes what a step found out about a part of the prompt."""
+        assert self._reading is not None, "nobody asked"
+        self._reading.take(part)
+
     def accept(
         self,
         tokens: tuple[int, ...],
@@ -82,11 +90,13 @@ class Row:
             kept += 1
             if token in self.request.stop_ids:
                 self.finish_reason, stop_reason = "stop", token
+                text += self._stream.push(token, match=False).text if params.include_stop else ""
                 break
             event = self._stream.push(token, match=len(self.output) >= params.min_tokens)
             text += event.text
             if event.stopped is not None:
                 self.finish_reason, stop_reason = "stop", event.stopped
+                text += event.stopped if params.include_stop else ""
                 break
             if len(self.output) >= params.max_tokens or self.num_tokens >= self.max_len:
                 self.finish_reason = "length"
@@ -97,8 +107,10 @@ class Row:
             text += self._stream.finish()
             if stop_reason is None and self._stream.stopped is not None:
                 self.finish_reason, stop_reason = "stop", self._stream.stopped
+                text += self._stream.stopped if params.include_stop else ""
         self.decoding = True
         is_first = len(self.output) == kept
+        reading = self._reading if is_first else None
         return RowOutput(
             request=self.request,
             token_ids=tokens[:kept],
@@ -112,6 +124,8 @@ class Row:
             rejected=rejected,
             is_first=is_first,
             num_cached=(self.num_cached or 0) if is_first else 0,
+            prompt_logprobs=None if reading is None or params.prompt_logprobs is None else reading.tokens,
+            embedding=None if reading is None else reading.embedding(),
         )
 
     def fail(self, why: str) -> RowOutput:

@@ -122,6 +122,9 @@ class Scheduler:
     def finish(self, plan: Plan, verdict: Verdict) -> tuple[RowOutput, ...]:
         """Hands each row its tokens; rows that ended leave, and prompts offer what was read of them to others."""
         rows = {row.id: row for row in self.running}
+        for row_id, part in verdict.read.items():
+            if row_id in rows:  # poisoned ones read again
+                rows[row_id].read(part)
         counted = []
         for number, row_plan in enumerate(plan.rows):
             if not row_plan.samples:

@@ -100,12 +100,15 @@ class Service:
         ]
 
     def _constraint(self, params: SamplingParams) -> Callable[[], Constraint] | None:
-        if params.grammar is None:
+        if not params.constrained:
             return None
+        name = "banned_strings" if params.grammar is None else "grammar"
         if self.grammars is None:
             raise RequestError(
-                f"grammar needs to know the text of tokens, but {self.folder} has no tokenizer.json; add the file"
+                f"{name} needs to know the text of tokens, but {self.folder} has no tokenizer.json; add the file"
             )
+        if params.grammar is None:
+            return self.grammars.ban(params.banned_strings, skip_special_tokens=params.skip_special_tokens)
         return self.grammars.compile(params.grammar)
 
     def describe(self, plain_tokens_per_second: float | None = None) -> EngineDescription:

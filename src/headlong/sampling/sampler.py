@@ -166,7 +166,7 @@ class Sampler:
         logprobs = torch.log_softmax(logits_LV[index], dim=-1)
         chosen = logprobs.gather(1, tokens_L[index, None])[:, 0].tolist()
         wanted = [entries.params[i].logprobs or 0 for i in asked]
-        best = _best(logprobs, max(wanted))
+        best = best_of(logprobs, max(wanted))
         tokens = tokens_L[index].tolist()
         return {
             i: TokenLogprobs(tokens[m], chosen[m], tuple(best[m][:n]))
@@ -183,7 +183,7 @@ class Sampler:
         return self.table.seed[slots], self.table.choice[slots], positions, streams
 
 
-def _best(logprobs_MV: Tensor, count: int) -> list[list[tuple[int, float]]]:
+def best_of(logprobs_MV: Tensor, count: int) -> list[list[tuple[int, float]]]:
     """The `count` best (token, value) pairs of each row, or more; of equal ones the lowest token first, which
     `topk` does not promise."""
     least = torch.topk(logprobs_MV, min(max(count, 1), logprobs_MV.shape[1]), dim=-1).values[:, -1:]

@@ -26,6 +26,7 @@ async def read_json(request: Request, schema: type[Schema]) -> Schema:
     else:
         read, sifted = await asyncio.to_thread(_read, body, schema, strict)
     server.left_out.note(request, sifted)
+    request.state.renamed = sifted.renamed
     return read
 
 
@@ -38,7 +39,7 @@ def _read(body: bytes, schema: type[Schema], strict: bool) -> tuple[Schema, Sift
     try:
         return schema.model_validate(sifted.body), sifted
     except ValidationError as error:
-        raise from_validation(error) from None
+        raise from_validation(error, sifted.renamed) from None
 
 
 async def read_body(request: Request) -> bytes:

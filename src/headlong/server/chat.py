@@ -13,10 +13,10 @@ from headlong.server.admission import admit
 from headlong.server.body import read_json
 from headlong.server.errors import ApiError
 from headlong.server.generation import Choice, Piece, Result
-from headlong.server.logprobs import shown
+from headlong.server.logprobs import prompt_shown, shown
 from headlong.server.model import Model
 from headlong.server.prompting import chat_job, sampling_fields
-from headlong.server.renaming import fields_named
+from headlong.server.renaming import composed, fields_named
 from headlong.server.reply import DONE, event
 from headlong.server.schemas.chat import ChatRequest
 from headlong.server.trace import Tracer
@@ -29,7 +29,7 @@ async def chat_completions(request: Request) -> Response:
     job_id = f"chatcmpl-{request.state.id}"
     settings = request.app.state.server.settings
     make = partial(chat_job, body=body, settings=settings, job_id=job_id, endpoint="chat")
-    with fields_named(sampling_fields(body)):
+    with fields_named(composed(sampling_fields(body), request.state.renamed)):
         model, exchange = await admit(request, body.model, body.n or 1, make)
     encoder = ChatEncoder(model, body, job_id)
     return exchange.stream(encoder) if body.stream else await exchange.whole(encoder)
@@ -81,6 +81,9 @@ class ChatEncoder:
     def whole(self, result: Result) -> dict[str, Any]:
         choices = [self._choice(choice) for choice in result.choices]
         extra = {"usage": self._usage(result)} | accounting.figures(result)
+        read = result.completions[0].prompt_logprobs
+        if read is not None:
+            extra["prompt_logprobs"] = prompt_shown(self._model.client.text.tokenizer, read)
         return self._object("chat.completion", choices, extra)
 
     def _choice(self, choice: Choice) -> dict[str, Any]:

@@ -92,10 +92,12 @@ def as_api_error(error: BaseException) -> ApiError:
     return ApiError(500, "the server failed on this request; its log says why", type="server_error")
 
 
-def from_validation(error: ValidationError) -> ApiError:
-    """The first fault of a body, with the field's path as clients write it."""
+def from_validation(error: ValidationError, renamed: Mapping[str, str] | None = None) -> ApiError:
+    """The first fault of a body, with the field's path as clients write it; `renamed` are the fields that were sent
+    under other names."""
     details = _most_telling(error.errors(include_url=False, include_context=False))
-    param = _path(details["loc"])
+    field = str(details["loc"][0]) if details["loc"] else ""
+    param = _path(details["loc"]) if renamed is None or field not in renamed else renamed[field]
     if details["type"] == "extra_forbidden":
         return ApiError(
             400, f"{param}: this field is not supported; remove it", param=param, code="unknown_parameter"

@@ -7,7 +7,7 @@ from headlong.server.blocks import Blocks
 from headlong.text.output import OutputEvent, OutputParser
 from headlong.text.stream import Detokenizer
 from headlong.text.tokenizer import Tokenizer
-from headlong.types import TokenLogprobs
+from headlong.types import ReadToken, TokenLogprobs
 
 LOWEST = -9999.0
 """What stands for minus infinity, which JSON has not."""
@@ -19,6 +19,28 @@ def shown(tokenizer: Tokenizer, logprobs: Iterable[TokenLogprobs]) -> list[dict[
         | {"top_logprobs": [_token(tokenizer, token, logprob) for token, logprob in one.top]}
         for one in logprobs
     ]
+
+
+def prompt_shown(
+    tokenizer: Tokenizer | None, read: Iterable[ReadToken]
+) -> list[dict[str, dict[str, Any]] | None]:
+    """The tokens of a prompt as vLLM shows them: nothing for the first, then the token that came and the likeliest
+    ones, by their ids."""
+    listed: list[dict[str, dict[str, Any]] | None] = [None]
+    for one in read:
+        chosen = (one.rank, one.logprobs.token_id, one.logprobs.logprob)
+        best = [(rank, *pair) for rank, pair in enumerate(one.logprobs.top, 1)]
+        listed.append(
+            {
+                str(token): {
+                    "logprob": max(logprob, LOWEST),
+                    "rank": rank,
+                    "decoded_token": None if tokenizer is None else tokenizer.token_text(token),
+                }
+                for rank, token, logprob in [*best, chosen]
+            }
+        )
+    return listed
 
 
 def _token(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:

@@ -32,10 +32,15 @@ class Prompted:
     text: str
     tokens: tuple[int, ...]
     tools: list[dict[str, Any]] | None
+    lead: str
+    """The text by whose end the form of the answer is told: the prompt's, or the beginning of a thought that is
+    continued."""
 
 
 def chat_job(model: Model, body: ChatRequest, settings: Settings, job_id: str, endpoint: str) -> Job:
     prompted = render(model, body)
+    if body.stream and body.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs: not for streams; set stream to false")
     grammar = _grammar(model, body, prompted)
     params = body.params(
         sampling_defaults(model, settings),
@@ -46,14 +51,17 @@ def chat_job(model: Model, body: ChatRequest, settings: Settings, job_id: str, e
         grammar=grammar,
     )
     check_drafting(model, body)
-    parser = partial(model.format.parser, prompted.text, prompted.tools)
+    parser = partial(model.format.parser, prompted.lead, prompted.tools)
     return Job(job_id, endpoint, (prompted.tokens,), params, parser)
 
 
 def render(model: Model, body: ChatRequest) -> Prompted:
     """The conversation as the model's own template writes it."""
     codec = model.client.text
-    messages = prepare_messages([message.model_dump(exclude_none=True) for message in body.messages])
+    _check_open(body)
+    messages = prepare_messages(
+        [message.model_dump(exclude_none=True, exclude={"prefix"}) for message in body.messages]
+    )
     tools = None
     if body.tools and body.tool_choice != "none":
         if model.format.tools is None:
@@ -70,8 +78,51 @@ def render(model: Model, body: ChatRequest) -> Prompted:
         } | variables
     if body.verbosity is not None:
         variables = {"verbosity": body.verbosity} | variables
-    text = codec.render_chat(messages, tools=tools, **variables)
-    return Prompted(text, codec.encode_rendered(text), tools)
+    if body.continues:
+        text = codec.render_open(messages, tools=tools, **variables)
+    else:
+        opens = body.add_generation_prompt is not False
+        text = codec.render_chat(messages, add_generation_prompt=opens, tools=tools, **variables)
+    tokens = truncated(model, codec.encode_rendered(text), body.truncate_prompt_tokens)
+    return Prompted(text, tokens, tools, _lead(model, messages[-1], text) if body.continues else text)
+
+
+def truncated(model: Model, tokens: tuple[int, ...], count: int | None) -> tuple[int, ...]:
+    """The last `count` tokens of a prompt; all that leave room for an answer for -1."""
+    if count == 0:
+        raise RequestError("truncate_prompt_tokens: must be at least 1, or -1 for as many as fit")
+    if count is None:
+        return tokens
+    return tokens[-(model.client.description.max_len - 1 if count == -1 else count) :]
+
+
+def _check_open(body: ChatRequest) -> None:
+    """Checks that only the assistant's last message is to be continued."""
+    for place, message in enumerate(body.messages[:-1]):
+        if message.prefix:
+            raise RequestError(f"messages[{place}].prefix: only the last message can be continued; remove it")
+    if not body.continues:
+        return
+    name = (
+        "continue_final_message"
+        if body.continue_final_message
+        else f"messages[{len(body.messages) - 1}].prefix"
+    )
+    if body.messages[-1].role != "assistant" or body.messages[-1].tool_calls:
+        raise RequestError(
+            f"{name}: the last message must be a text of the assistant's, which the answer continues"
+        )
+    if body.add_generation_prompt:
+        raise RequestError(f"add_generation_prompt: does not go with {name}; send false or leave it out")
+
+
+def _lead(model: Model, message: Mapping[str, Any], text: str) -> str:
+    """What tells whether the answer begins inside a thought, where it continues this message."""
+    reasoning, content = model.format.reasoning, message["content"]
+    if reasoning is None:
+        return text
+    is_open = content.rfind(reasoning.start) > content.rfind(reasoning.end)
+    return reasoning.start if is_open else f"{reasoning.end}{content}"
 
 
 def sampling_defaults(model: Model, settings: Settings) -> Mapping[str, Any]:
@@ -126,4 +177,4 @@ def _grammar(model: Model, body: ChatRequest, prompted: Prompted) -> Grammar | N
             grammar = model.format.tool_grammar(prompted.tools, named, parallel=several) or grammar
     if grammar is None:
         return None
-    return replace(grammar, after=model.format.end_of_reasoning(prompted.text))
+    return replace(grammar, after=model.format.end_of_reasoning(prompted.lead))

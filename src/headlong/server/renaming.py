@@ -7,6 +7,11 @@ from collections.abc import Iterator, Mapping
 from headlong.errors import RequestError
 
 
+def composed(names: Mapping[str, str], renamed: Mapping[str, str]) -> dict[str, str]:
+    """The names for errors where a client sent some fields under other servers' names."""
+    return {pattern: renamed.get(name, name) for pattern, name in names.items()} | dict(renamed)
+
+
 @contextlib.contextmanager
 def fields_named(names: Mapping[str, str]) -> Iterator[None]:
     """Renames the fields that errors mention. `names` maps how a field's path may begin, as a pattern, to what to say

@@ -1,4 +1,5 @@
-"""Sorts a body's fields before its schema reads it: what is honoured stays, what has no effect is noted and left out.
+"""Sorts a body's fields before its schema reads it: what is honoured stays, under the schema's own names, and what has
+no effect is noted and left out.
 
 One rule for all dialects. A field that would change the answer and is not supported is refused with the reason; so is
 one that looks like a known name misspelt. Other unknown fields are left out and noted, or refused where the settings
@@ -16,7 +17,7 @@ from pydantic import AliasChoices, BaseModel, Discriminator
 
 from headlong.server.errors import ApiError
 from headlong.server.schemas.base import Strict
-from headlong.server.schemas.rules import Rule, Unsupported
+from headlong.server.schemas.rules import Renamed, Rule, Unsupported, WithoutEffect
 from headlong.server.spelling import nearest
 
 MAX_OBJECTS = 400_000
@@ -64,6 +65,8 @@ class Sifted:
     ignored: Noted = field(default_factory=Noted)
     """Known fields without effect here."""
     unknown: Noted = field(default_factory=Noted)
+    renamed: dict[str, str] = field(default_factory=dict)
+    """The body's own fields that were sent under another server's name, and that name."""
 
 
 def sift(body: Any, schema: type[BaseModel], *, strict: bool = False) -> Sifted:
@@ -88,17 +91,39 @@ class _Sieve:
         if self._objects > MAX_OBJECTS:
             raise ApiError(400, f"body: has more than {MAX_OBJECTS} objects; send less", code="invalid_value")
         fields, rules, kept = fields_of(schema), rules_of(schema), {}
+        others: list[tuple[str, dict[str, Any]]] = []
         for name, value in given.items():
             if value is None:
                 continue
             if name in fields:
                 shape = fields[name]
                 kept[name] = value if shape is None else self._inside(value, shape, (*where, name), place)
+            elif isinstance(rule := rules.get(name), Renamed):
+                others.append((name, dict(rule.fields(value))))
             elif name in rules:
                 self._apply(rules[name], name, value, where, place)
             else:
                 self._unknown(name, schema, where, place)
+        self._rename(others, kept, where)
         return kept
+
+    def _rename(self, others: list[tuple[str, dict[str, Any]]], kept: dict[str, Any], where: Where) -> None:
+        """Keeps what was sent under other names, unless it contradicts what else was sent."""
+        names: dict[str, str] = {}
+        for name, values in others:
+            for one, value in values.items():
+                if one in kept and kept[one] != value:
+                    path, told = path_of((*where, name)), names.get(one, one)
+                    raise ApiError(
+                        400,
+                        f"{path}: does not go with {told}, which also says {one}; send one of them",
+                        param=path,
+                        code="invalid_value",
+                    )
+                kept[one] = value
+                names.setdefault(one, name)
+        if not where:
+            self.sifted.renamed.update(names)
 
     def _inside(self, value: Any, shape: Shape, where: Where, place: str) -> Any:
         inner = f"{place}.{where[-1]}" if place else str(where[-1])
@@ -178,7 +203,7 @@ def rules_of(schema: type[Strict]) -> Mapping[str, Rule]:
 @functools.cache
 def candidates_of(schema: type[Strict]) -> tuple[str, ...]:
     """The names that a misspelt one may stand for: those that make a difference."""
-    refused = [name for name, rule in rules_of(schema).items() if isinstance(rule, Unsupported)]
+    refused = [name for name, rule in rules_of(schema).items() if not isinstance(rule, WithoutEffect)]
     return (*fields_of(schema), *refused)
 
 

@@ -17,6 +17,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from headlong.errors import RequestError
 from headlong.params import Grammar
+from headlong.text.bans import BanConstraint, Bans
 from headlong.text.constraint import CompiledGrammar, GrammarConstraint, explain
 from headlong.text.grammar_source import refusal, translate
 from headlong.text.tokenizer import Tokenizer
@@ -47,6 +48,7 @@ class GrammarCompiler:
         self._eos_ids = frozenset(token for token in eos_ids if token < vocab_size)
         self._compiled: _Recent[Grammar, CompiledGrammar] = _Recent(MAX_CACHED)
         self._markers: _Recent[str, Marker] = _Recent(MAX_CACHED)
+        self._bans: _Recent[tuple[tuple[str, ...], bool], Bans] = _Recent(MAX_CACHED)
         self._lock = threading.Lock()
         self._vocabulary: tuple[Vocabulary, LLTokenizer] | None = None
 
@@ -63,6 +65,26 @@ class GrammarCompiler:
         form = replace(grammar, after=None)
         compiled = self._compiled.get(form, partial(self._compile, form))
         return lambda: GrammarConstraint(compiled, vocabulary, marker)
+
+    def ban(self, strings: tuple[str, ...], *, skip_special_tokens: bool) -> Callable[[], Constraint]:
+        """A factory of constraints for one row whose text has none of the strings."""
+        try:
+            wanted = tuple(one.encode() for one in strings)
+        except UnicodeEncodeError as error:
+            raise RequestError("banned_strings: not valid Unicode; remove lone surrogates") from error
+
+        def make() -> Bans:
+            pieces = [
+                b"" if skip_special_tokens and self._tokenizer.is_special(token) else self._bytes(token)
+                for token in range(self._size)
+            ]
+            return Bans(wanted, pieces)
+
+        bans = self._bans.get((strings, skip_special_tokens), make)
+        return lambda: BanConstraint(bans)
+
+    def _bytes(self, token: int) -> bytes:
+        return b"" if token in self._eos_ids else self._tokenizer.token_bytes(token)
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
         build = partial(self._build, grammar)

@@ -132,6 +132,11 @@ class Tokenizer:
         """Whether the vocabulary has this id; a model's padded embedding can emit others."""
         return self._backend.id_to_token(token_id) is not None
 
+    def token_id(self, token: str) -> int | None:
+        """The id of an added token by its content; None if there is none."""
+        found = self._backend.token_to_id(token)
+        return found if found in self._added_ids else None
+
     def is_byte_piece(self, token_id: int) -> bool:
         """Whether this is a `<0xAB>` token, whose text depends on the run of such tokens around it."""
         return self._has_byte_fallback and _fallback_byte(self._backend.id_to_token(token_id)) is not None

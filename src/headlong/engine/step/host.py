@@ -1,11 +1,12 @@
 """A step that the host goes through stage by stage: it takes every plan, prompts and any drafter among them."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch import Tensor
 
+from headlong.engine.prompt_reading import read_prompts
 from headlong.engine.runner import Runner
 from headlong.engine.step.stages import run
 from headlong.engine.step.stepper import Landed
@@ -73,7 +74,9 @@ class HostStepper:
         return Computed(batch, context, *self.runner.forward(batch, context))
 
     def verify(self, plan: Plan, draft: Drafted, computed: Computed) -> Verdict:  # noqa: ARG002
-        return verify(*draft, computed.logits_LV, self.sampler)
+        verdict = verify(*draft, computed.logits_LV, self.sampler)
+        read = read_prompts(draft.plan, computed.hidden_ND, self.runner.model.logits)
+        return replace(verdict, read=read) if read else verdict
 
     def commit(self, plan: Plan, draft: Drafted, computed: Computed, verdict: Verdict) -> None:  # noqa: ARG002
         batch, context, hidden_ND, _ = computed

@@ -5,18 +5,20 @@ fields that no schema has is said by the `rules` beside them.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from headlong.errors import RequestError
-from headlong.params import Grammar, SamplingParams
+from headlong.params import Grammar, GrammarKind, SamplingParams
 from headlong.server.schemas.fields import openai as fields
 from headlong.server.schemas.rules import Rules
 from headlong.server.settings import SAMPLING_FIELDS
 
 MAX_STOPS, MAX_STOP_CHARS = 16, 1000
+_GBNF_RULE = re.compile(r"^[^\S\n]*[\w-]+[^\S\n]*::=", re.MULTILINE)
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=2**31)]
 
@@ -111,7 +113,7 @@ class StructuredOutputs(Ours):
             "json": None if schema is None else Grammar("json_schema", schema),
             "regex": None if self.regex is None else Grammar("regex", self.regex),
             "choice": None if self.choice is None else Grammar("choice", json.dumps(self.choice)),
-            "grammar": None if self.grammar is None else Grammar("lark", self.grammar),
+            "grammar": None if self.grammar is None else Grammar(_syntax(self.grammar), self.grammar),
             "json_object": Grammar("json_object") if self.json_object else None,
         }
         given = [form for form in forms.values() if form is not None]
@@ -137,6 +139,14 @@ class Sampling(Strict):
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
     stop_token_ids: list[TokenId] | None = Field(default=None, max_length=64)
     bad_token_ids: list[TokenId] | None = None
+    banned_strings: list[Stop] | None = None
+    """Strings that the answer never has, however its tokens cut them; small and capital letters count alike."""
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=20)
+    """Log-probabilities of the prompt's tokens and of so many alternatives; not for streams."""
+    truncate_prompt_tokens: int | None = Field(default=None, ge=-1, le=2**31)
+    """How many of the prompt's last tokens are read; -1 is as many as fit."""
     min_tokens: int | None = Field(default=None, ge=0, le=2**31)
     ignore_eos: bool | None = None
     n: int | None = Field(default=None, ge=1, le=128)
@@ -167,6 +177,10 @@ class Sampling(Strict):
             stop=tuple(stops),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             bad_token_ids=tuple(self.bad_token_ids or ()),
+            banned_strings=tuple(self.banned_strings or ()),
+            include_stop=bool(self.include_stop_str_in_output),
+            skip_special_tokens=self.skip_special_tokens is not False,
+            prompt_logprobs=self.prompt_logprobs,
             min_tokens=self.min_tokens or 0,
             ignore_eos=bool(self.ignore_eos),
             n=self.n or 1,
@@ -181,6 +195,11 @@ class Sampling(Strict):
 class StreamOptions(Strict):
     rules: ClassVar[Rules] = fields.STREAM_OPTIONS
     include_usage: bool = False
+
+
+def _syntax(grammar: str) -> GrammarKind:
+    """GBNF has `::=` between a rule's name and what it stands for, Lark has `:`."""
+    return "gbnf" if _GBNF_RULE.search(grammar) else "lark"
 
 
 def _token_bias(bias: dict[str, float]) -> dict[int, float]:

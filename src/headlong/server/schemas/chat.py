@@ -49,6 +49,8 @@ class Message(Strict):
     """What the assistant thought in an earlier turn; whether it is shown again is the template's affair."""
     reasoning: str | None = None
     refusal: str | None = None
+    prefix: bool | None = None
+    """Whether the answer goes on from this message, which is the assistant's and the last one."""
 
 
 class Function(Strict):
@@ -93,8 +95,16 @@ class ChatRequest(Sampling):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     """`none` turns thinking off; the others turn it on, and templates that know efforts read them."""
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    """Whether the answer goes on from the last message, which is the assistant's."""
+    add_generation_prompt: bool | None = None
+    """Whether the template opens a turn of the assistant's; it does unless the last message is continued."""
     verbosity: Literal["low", "medium", "high"] | None = None
     """Handed to templates that know it."""
+
+    @property
+    def continues(self) -> bool:
+        return bool(self.continue_final_message or self.messages[-1].prefix)
 
     @property
     def wants_logprobs(self) -> int | None:

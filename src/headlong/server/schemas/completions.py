@@ -19,10 +19,14 @@ class CompletionRequest(Sampling):
     prompt: str | Ids | Annotated[list[str | Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
     model: str | None = Field(default=None, max_length=512)
     max_tokens: int | None = Field(default=None, ge=1, le=2**31)
+    add_special_tokens: bool | None = None
+    """Whether the tokenizer puts its special tokens around a text."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool | None = None
+    suffix: str | None = Field(default=None, max_length=1 << 20)
+    """The text after the gap that is filled, for models that were trained to."""
     best_of: int | None = Field(default=None, ge=1, le=128)
     response_format: ResponseFormat | None = None
 

@@ -1,8 +1,9 @@
 """What becomes of a field that real clients send and that no schema has: one rule for each name.
 
-A schema's own fields are honoured. Beside them it may have `rules`, a table from names to one of two kinds of rule:
-the field cannot change the answer here and is accepted, or it would change the answer and is refused with what to use
-instead. The tables are what `headlong.server.sifting` goes by and what docs/api.md shows. Knows no request.
+A schema's own fields are honoured. Beside them it may have `rules`, a table from names to one of three kinds of rule:
+the field is another server's name for one that is honoured, or it cannot change the answer here and is accepted, or it
+would change the answer and is refused with what to use instead. The tables are what `headlong.server.sifting` goes by
+and what docs/api.md shows. Knows no request.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,7 +38,17 @@ class Unsupported:
         )
 
 
-Rule: TypeAlias = WithoutEffect | Unsupported
+@dataclass(frozen=True)
+class Renamed:
+    """A field that is honoured as others: the client's value is read as theirs."""
+
+    why: str
+    """What it is the same as."""
+    fields: Callable[[Any], Mapping[str, Any]]
+    """The fields that say the same; none for a value that asks for nothing."""
+
+
+Rule: TypeAlias = WithoutEffect | Unsupported | Renamed
 Rules: TypeAlias = Mapping[str, Rule]
 EMPTY: tuple[Any, ...] = ("", [], {}, False)
 """Values by which a client says that it wants nothing of the kind."""
@@ -46,6 +57,15 @@ EMPTY: tuple[Any, ...] = ("", [], {}, False)
 def without_effect(why: str, *names: str) -> dict[str, Rule]:
     """Rows for fields that are accepted for the same reason."""
     return dict.fromkeys(names, WithoutEffect(why))
+
+
+def renamed(field: str, *names: str, nothing: tuple[Any, ...] = (), why: str = "") -> dict[str, Rule]:
+    """Rows for other servers' names of one field; `nothing` are values that ask for nothing."""
+
+    def fields(value: Any) -> Mapping[str, Any]:
+        return {} if any((type(value), value) == (type(one), one) for one in nothing) else {field: value}
+
+    return dict.fromkeys(names, Renamed(why or f"the same as {field}", fields))
 
 
 def unsupported(

@@ -1,7 +1,9 @@
 """Rules for the fields of OpenAI's endpoints that schemas here do not honour, object by object."""
 
-from headlong.server.schemas.fields.peers import ADVICE, CHAT, SAMPLING, THINKING
-from headlong.server.schemas.rules import Rule, unsupported, without_effect
+from typing import Any
+
+from headlong.server.schemas.fields.peers import ADVICE, CHAT, NAMES, SAMPLING, THINKING
+from headlong.server.schemas.rules import Renamed, Rule, renamed, unsupported, without_effect
 
 NO_SOUND = "this server writes text alone; leave it out"
 NO_SEARCH = "this server searches nothing; offer a function of your own that does"
@@ -12,6 +14,13 @@ NO_CONVERSATIONS = (
 CACHE = "prefixes are cached by their tokens, and a hit changes no token"
 BOOKS = "bookkeeping that no template reads"
 MODERATION = "nothing is moderated here; ask a moderation service yourself"
+
+LIMITS = ("n_predict", "num_predict", "max_new_tokens")
+
+
+def _all_that_fits(limit: Any) -> dict[str, Any]:
+    return {"max_tokens": 2**31 if limit in (-1, -2) else limit}
+
 
 COMMON: dict[str, Rule] = {
     **ADVICE,
@@ -28,6 +37,12 @@ CHAT_COMPLETION: dict[str, Rule] = {
     **SAMPLING,
     **COMMON,
     **CHAT,
+    **NAMES,
+    **renamed("max_tokens", *LIMITS, nothing=(-1, -2)),
+    "n_probs": Renamed(
+        "the same as logprobs and top_logprobs",
+        lambda count: {"logprobs": True, "top_logprobs": count} if count else {},
+    ),
     **without_effect("a guess at the answer changes no token of it", "prediction"),
     **unsupported(NO_SOUND, "audio"),
     **unsupported(NO_SOUND, "modalities", harmless=(["text"], [])),
@@ -67,7 +82,6 @@ MESSAGE: dict[str, Rule] = {
     ),
     **unsupported("use tool_calls", "function_call"),
     **unsupported("this server reads and writes text alone", "audio", "images"),
-    **unsupported("a last message of the assistant's is not continued here; see /v1/messages", "prefix"),
 }
 PART: dict[str, Rule] = {
     **without_effect(CACHE, "cache_control", "prompt_cache_breakpoint"),
@@ -103,7 +117,9 @@ RESPONSE_FORMAT: dict[str, Rule] = {
 COMPLETION: dict[str, Rule] = {
     **SAMPLING,
     **COMMON,
-    **unsupported("the model writes on; it fills no gaps", "suffix"),
+    **NAMES,
+    **dict.fromkeys(LIMITS, Renamed("the same as max_tokens; -1 is all that fits", _all_that_fits)),
+    **renamed("logprobs", "n_probs", nothing=(0,)),
     **unsupported("use max_tokens", "max_completion_tokens", "max_output_tokens"),
     **unsupported("use stop", "stop_sequences"),
     **unsupported("use /v1/chat/completions", "messages", "tools", "tool_choice", "chat_template_kwargs"),

@@ -1,13 +1,37 @@
 """Fields of other servers' completions that several dialects here share: vLLM, llama.cpp, TabbyAPI, SGLang, LM Studio,
 Ollama, OpenRouter and LiteLLM. Rules only; who honours a name overrules them."""
 
-from headlong.server.schemas.rules import Rule, unsupported, without_effect
+from typing import Any
+
+from headlong.server.schemas.rules import Renamed, Rule, renamed, unsupported, without_effect
 
 ONE, OFF, ALL = (1, 1.0), (0, 0.0, False, "", [], {}), (-1,)
+ORDER = ("penalties", "temperature", "top_k", "top_p", "min_p")
+"""The order of the samplers here, in llama.cpp's words."""
+OTHERS_SAMPLERS = frozenset({"dry", "top_n_sigma", "typ_p", "typical_p", "xtc", "infill"})
+"""Samplers that are off unless a field of their own turns them on."""
+
+
+def is_our_order(samplers: Any) -> bool:
+    return (
+        isinstance(samplers, list) and tuple(one for one in samplers if one not in OTHERS_SAMPLERS) == ORDER
+    )
+
+
 FORM = "use response_format or structured_outputs for the form of the output"
 LIMIT = "use max_tokens"
 LOGPROBS = "use logprobs for the tokens of the answer"
 THINKING = "use reasoning_effort, or chat_template_kwargs for what the template knows"
+
+
+def _form(form: str, *names: str) -> dict[str, Rule]:
+    """Rows for fields of their own that ask for a form of the output; an empty one asks for none."""
+
+    def fields(value: Any) -> dict[str, Any]:
+        return {} if value in ("", [], False) else {"structured_outputs": {form: value}}
+
+    return dict.fromkeys(names, Renamed(f"the same as structured_outputs.{form}", fields))
+
 
 ADVICE: dict[str, Rule] = {
     **without_effect("a name for the client's own books", "user", "metadata", "safety_identifier"),
@@ -80,8 +104,13 @@ SAMPLING: dict[str, Rule] = {
     **unsupported("every answer is returned; use n", "best_of", harmless=ONE),
     **unsupported("filters keep at least one token; leave it out", "min_keep", harmless=(0, 1)),
     **unsupported(
+        f"the order of the samplers is fixed: {', '.join(ORDER)}; send that or leave it out",
+        "samplers",
+        harmless=(is_our_order, []),
+    ),
+    **unsupported(
         "the order of the samplers is fixed; leave it out",
-        *("samplers", "sampler_seq", "sampler_priority", "sampler_order", "temperature_last"),
+        *("sampler_seq", "sampler_priority", "sampler_order", "temperature_last"),
     ),
     **unsupported(LIMIT, "n_predict", "num_predict", "max_new_tokens", "max_length", harmless=ALL),
     **unsupported("use min_tokens", "min_new_tokens", "min_length", harmless=(0,)),
@@ -93,7 +122,8 @@ SAMPLING: dict[str, Rule] = {
         *("t_max_predict_ms", "t_max_prompt_ms"),
         harmless=(0, -1),
     ),
-    **unsupported(LOGPROBS, "n_probs", "prompt_logprobs", "logprob_token_ids", harmless=OFF),
+    **unsupported(LOGPROBS, "n_probs", "logprob_token_ids", harmless=OFF),
+    **unsupported("use /v1/chat/completions, which has it", "prompt_logprobs"),
     **unsupported("log-probabilities are the model's own; leave it out", "post_sampling_probs"),
     **unsupported(
         "answers have text; /v1/token/encode has a text's tokens",
@@ -112,7 +142,7 @@ SAMPLING: dict[str, Rule] = {
         *("logits_processors", "custom_logit_processor", "custom_params", "vllm_xargs"),
     ),
     **unsupported("use a regex or a grammar as response_format", "allowed_token_ids"),
-    **unsupported("use bad_token_ids", "bad_words", "banned_strings", "banned_tokens"),
+    **unsupported("use /v1/chat/completions, which has it", "bad_words", "banned_strings", "banned_tokens"),
     **unsupported("use ignore_eos", "ban_eos_token"),
     **unsupported("the tokenizer decides; leave it out", "add_bos_token", harmless=(True,)),
     **unsupported(
@@ -135,10 +165,22 @@ SAMPLING: dict[str, Rule] = {
 }
 """What would change the text of an answer, and is not to be had."""
 
+NAMES: dict[str, Rule] = {
+    **renamed("repetition_penalty", "repeat_penalty", "rep_pen"),
+    **renamed("min_tokens", "min_new_tokens", "min_length"),
+    **renamed("bad_token_ids", "banned_tokens"),
+    **renamed("banned_strings", "bad_words"),
+    **_form("json", "guided_json", "json_schema"),
+    **_form("regex", "guided_regex", "regex", "regex_pattern"),
+    **_form("choice", "guided_choice"),
+    **_form("grammar", "guided_grammar", "grammar"),
+}
+"""Other servers' names of what OpenAI's chat and completions honour here."""
+
 CHAT: dict[str, Rule] = {
     **unsupported("a chat's echo would be its template; use /v1/completions", "echo"),
-    **unsupported("the last message must not be the assistant's; see /v1/messages", "continue_final_message"),
-    **unsupported("an answer is always prompted for", "add_generation_prompt", harmless=(True,)),
+    **unsupported("only /v1/chat/completions has it; use that", "continue_final_message", harmless=(False,)),
+    **unsupported("only /v1/chat/completions has it; use that", "add_generation_prompt", harmless=(True,)),
     **unsupported("the template writes the special tokens", "add_special_tokens"),
     **unsupported("put them into messages or chat_template_kwargs", "documents"),
     **unsupported(
