@@ -15,12 +15,13 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from headlong.server import models, openapi, prometheus, stats, stored_responses, system, tokens
+from headlong.server import llama_cpp, models, openapi, prometheus, stats, stored_responses, system, tokens
 from headlong.server.admission_limit import AdmissionLimit
 from headlong.server.auth import Auth, is_loopback
 from headlong.server.chat import chat_completions
 from headlong.server.completions import completions
 from headlong.server.context import Server
+from headlong.server.embeddings import embeddings
 from headlong.server.endpoint import Endpoint, Handler
 from headlong.server.errors import ApiError
 from headlong.server.guard import Guard
@@ -32,8 +33,10 @@ from headlong.server.response_store import ResponseStore
 from headlong.server.responses import responses
 from headlong.server.schemas.chat import ChatRequest
 from headlong.server.schemas.completions import CompletionRequest, DecodeRequest, EncodeRequest
+from headlong.server.schemas.embeddings import EmbeddingsRequest
 from headlong.server.schemas.messages import CountTokensRequest, MessagesRequest
 from headlong.server.schemas.responses import ResponsesRequest
+from headlong.server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from headlong.server.settings import Settings
 
 PAGE = Path(__file__).parent / "dashboard"
@@ -60,14 +63,28 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/model", models.current_model, "user", "The model that serves by default"),
     Endpoint("POST", "/v1/model/load", models.load_model, "admin", "Load a model", models.LoadRequest),
     Endpoint(
-        "POST", "/v1/model/unload", models.unload_model, "admin", "Unload a model", models.UnloadRequest
+        "POST",
+        "/v1/model/unload",
+        models.unload_model,
+        "admin",
+        "Unload a model",
+        models.UnloadRequest,
+        optional=True,
     ),
+    Endpoint("GET", "/v1/model/list", models.list_models, "user", "Models, as tabbyAPI lists them"),
+    Endpoint("GET", "/v1/auth/permission", system.permission, "user", "What the caller's key allows"),
+    Endpoint("POST", "/v1/embeddings", embeddings, "user", "OpenAI embeddings", EmbeddingsRequest),
     Endpoint("POST", "/v1/token/encode", tokens.encode, "user", "Text to tokens", EncodeRequest),
     Endpoint("POST", "/v1/token/decode", tokens.decode, "user", "Tokens to text", DecodeRequest),
+    Endpoint("POST", "/tokenize", tokens.tokenize, "user", "Text or messages to tokens", TokenizeRequest),
+    Endpoint("POST", "/detokenize", tokens.detokenize, "user", "Tokens to text", DetokenizeRequest),
+    Endpoint("GET", "/props", llama_cpp.props, "user", "The server as llama.cpp's describes itself"),
+    Endpoint("GET", "/slots", llama_cpp.slots, "user", "What runs, as llama.cpp's server tells it"),
     Endpoint("GET", "/v1/stats", stats.stats, "user", "What the server is doing"),
     Endpoint("GET", "/v1/stats/stream", stats.stats_stream, "user", "The same, twice a second"),
     Endpoint("GET", "/metrics", prometheus.metrics, "user", "Prometheus metrics"),
     Endpoint("GET", "/health", system.health, "open", "Whether it serves"),
+    Endpoint("GET", "/ping", system.ping, "open", "Whether it serves"),
     Endpoint("GET", "/version", system.version, "open", "Headlong's version"),
 )
 

@@ -15,10 +15,12 @@ LARGE = 1 << 18
 """Bodies of so many bytes are read beside the event loop."""
 
 
-async def read_json(request: Request, schema: type[Schema]) -> Schema:
+async def read_json(request: Request, schema: type[Schema], *, optional: bool = False) -> Schema:
     """Returns the body as a `schema`; raises an ApiError for anything that cannot be one. What was left out of it is
-    noted for the answer's headers and the log."""
+    noted for the answer's headers and the log. `optional` takes no body for an empty object."""
     body = await read_body(request)
+    if optional and not body:
+        body = b"{}"
     server = request.app.state.server
     strict = server.settings.strict_fields
     if len(body) < LARGE:
@@ -39,7 +41,7 @@ def _read(body: bytes, schema: type[Schema], strict: bool) -> tuple[Schema, Sift
     try:
         return schema.model_validate(sifted.body), sifted
     except ValidationError as error:
-        raise from_validation(error, sifted.renamed) from None
+        raise from_validation(error, sifted.renamed, schema) from None
 
 
 async def read_body(request: Request) -> bytes:

@@ -52,6 +52,7 @@ async def completions(request: Request) -> Response:
 def _job(model: Model, body: CompletionRequest, settings: Settings, job_id: str) -> Job:
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise RequestError("best_of: must be equal to n; every choice is returned")
+    check_drafting(model, body)
     echoed = body.logprobs if body.echo else None
     if body.stream and (echoed is not None or body.prompt_logprobs is not None):
         name = "prompt_logprobs" if echoed is None else "echo"
@@ -68,7 +69,6 @@ def _job(model: Model, body: CompletionRequest, settings: Settings, job_id: str)
     )
     if echoed is not None:
         params = replace(params, prompt_logprobs=max(echoed, body.prompt_logprobs or 0))
-    check_drafting(model, body)
     return Job(job_id, "completions", prompts, params)
 
 

@@ -17,3 +17,5 @@ class Endpoint(NamedTuple):
     access: Literal["open", "user", "admin"]
     summary: str
     body: type[BaseModel] | None = None
+    optional: bool = False
+    """Whether a request may come without a body."""

@@ -9,9 +9,9 @@ that says nothing of the inside.
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from headlong.errors import CheckpointError, ConfigError, HeadlongError, RequestError
@@ -20,6 +20,8 @@ MAX_SHOWN = 200
 """Characters of a client's own value that are repeated in a message."""
 _SCALARS = ("str", "int", "float", "bool", "dict", "none")
 """Words that pydantic puts into paths for the alternatives of a union; no field has one of these names."""
+_WORDS = {"ge": "from {}", "gt": "above {}", "le": "to {}", "lt": "below {}", "most": "and at most {}"}
+"""How the bounds of a number are said."""
 _FIELD = re.compile(r"[A-Za-z_][\w.\[\]]*")
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -92,9 +94,13 @@ def as_api_error(error: BaseException) -> ApiError:
     return ApiError(500, "the server failed on this request; its log says why", type="server_error")
 
 
-def from_validation(error: ValidationError, renamed: Mapping[str, str] | None = None) -> ApiError:
+def from_validation(
+    error: ValidationError,
+    renamed: Mapping[str, str] | None = None,
+    schema: type[BaseModel] | None = None,
+) -> ApiError:
     """The first fault of a body, with the field's path as clients write it; `renamed` are the fields that were sent
-    under other names."""
+    under other names. With the schema the fault of a number names both of its bounds."""
     details = _most_telling(error.errors(include_url=False, include_context=False))
     field = str(details["loc"][0]) if details["loc"] else ""
     param = _path(details["loc"]) if renamed is None or field not in renamed else renamed[field]
@@ -104,10 +110,28 @@ def from_validation(error: ValidationError, renamed: Mapping[str, str] | None = 
         )
     if details["type"] == "missing":
         return ApiError(400, f"{param}: is missing", param=param, code="missing_required_parameter")
+    wanted = None if schema is None else _bounds(schema, details)
     given = repr(details.get("input"))
     shown = given if len(given) <= MAX_SHOWN else f"{given[:MAX_SHOWN]}…"
-    reason = f"{param}: {details['msg'].removeprefix('Value error, ')}"
+    reason = f"{param}: {wanted or details['msg'].removeprefix('Value error, ')}"
     return ApiError(400, f"{reason} (given: {shown})", param=param, code="invalid_value", reason=reason)
+
+
+def _bounds(schema: type[BaseModel], details: ErrorDetails) -> str | None:
+    """What a field of numbers takes; None for other fields, and for other faults."""
+    info = schema.model_fields.get(str(details["loc"][0])) if len(details["loc"]) == 1 else None
+    if info is None or not details["type"].startswith(("greater_than", "less_than", "int_", "float_")):
+        return None
+    bounds = {name: getattr(one, name) for one in info.metadata for name in _WORDS if hasattr(one, name)}
+    if "gt" in bounds and "le" in bounds:
+        bounds["most"] = bounds.pop("le")
+    said = " ".join(_WORDS[name].format(bounds[name]) for name in _WORDS if name in bounds)
+    kind = (
+        "a whole number"
+        if details["type"].startswith("int_") or int in get_args(info.annotation)
+        else "a number"
+    )
+    return f"must be {kind} {said}".rstrip()
 
 
 def _most_telling(errors: list[ErrorDetails]) -> ErrorDetails:

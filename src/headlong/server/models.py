@@ -99,7 +99,7 @@ class UnloadRequest(Ours):
 
 async def list_models(request: Request) -> Response:
     pool, admin = _pool(request), request.state.caller.admin
-    cards = [card for model in pool.loaded() for card in _cards(model, admin)]
+    cards = [card for model in pool.loaded() for card in _cards(pool, model, admin)]
     if admin:
         cards += [_unloaded(name) for name in await asyncio.to_thread(pool.available)]
     return JsonReply({"object": "list", "data": cards})
@@ -108,11 +108,11 @@ async def list_models(request: Request) -> Response:
 async def show_model(request: Request) -> Response:
     pool, admin = _pool(request), request.state.caller.admin
     name = request.path_params["model"]
-    model = pool.find(name)
-    if model is not None:
-        return JsonReply(model.card(admin) | {"id": name})
-    if admin and name in await asyncio.to_thread(pool.available):
+    served = pool.find(name) is not None
+    if not served and admin and name in await asyncio.to_thread(pool.available):
         return JsonReply(_unloaded(name))
+    if (model := pool.answering(name)) is not None:
+        return JsonReply(model.card(admin) | {"id": name})
     raise pool.not_found(name)
 
 
@@ -135,7 +135,7 @@ async def load_model(request: Request) -> Response:
 
 
 async def unload_model(request: Request) -> Response:
-    body = await read_json(request, UnloadRequest)
+    body = await read_json(request, UnloadRequest, optional=True)
     model = _pool(request).unload(body.model_name)
     return JsonReply({"id": model.id, "object": "model", "unloaded": True, "running_requests": model.users})
 
@@ -168,9 +168,9 @@ def _pool(request: Request) -> ModelPool:
     return request.app.state.server.pool
 
 
-def _cards(model: Model, admin: bool) -> list[dict[str, Any]]:
+def _cards(pool: ModelPool, model: Model, admin: bool) -> list[dict[str, Any]]:
     """Model cards, one for each name: clients look for their name in the list."""
-    return [model.card(admin) | {"id": name} for name in model.names]
+    return [model.card(admin) | {"id": name} for name in (*model.names, *pool.aliases_of(model))]
 
 
 def _unloaded(name: str) -> dict[str, Any]:

@@ -77,5 +77,8 @@ def _operation(one: Endpoint) -> dict[str, Any]:
         ]
     if one.body is not None:
         schema = {"$ref": f"#/components/schemas/{one.body.__name__}"}
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        operation["requestBody"] = {
+            "required": not one.optional,
+            "content": {"application/json": {"schema": schema}},
+        }
     return operation

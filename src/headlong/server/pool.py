@@ -46,6 +46,7 @@ class ModelPool:
         self._settings = settings
         self._loader = loader
         self._library = Library(settings.model_dir)
+        self._aliases = settings.model_of_alias
         self._first = self._library.at_start(settings.model)
         self._serving: list[Model] = []
         self._loading: _Loading | None = None
@@ -81,7 +82,21 @@ class ModelPool:
         return list(self._serving)
 
     def find(self, name: str) -> Model | None:
-        return next((model for model in self._serving if name in model.names), None)
+        """The model that serves under this name or alias."""
+        for known in (name, self._aliases.get(name)):
+            model = next((model for model in self._serving if known in model.names), None)
+            if model is not None:
+                return model
+        return None
+
+    def answering(self, name: str | None) -> Model | None:
+        """The model that answers requests for this name as it is, without loading anything."""
+        found = self.current if name is None else self.find(name)
+        return self.current if found is None and self._settings.any_model else found
+
+    def aliases_of(self, model: Model) -> list[str]:
+        """Names that the settings give a model besides its own."""
+        return [name for name in self._aliases if name not in model.names and self.find(name) is model]
 
     def available(self) -> list[str]:
         """Names of models that are not loaded and could be. For admins: it tells what is on the disk."""
@@ -144,13 +159,16 @@ class ModelPool:
         return model
 
     async def _choose(self, name: str | None, admin: bool) -> Model:
-        model = self.current if name is None else self.find(name)
-        if model is not None:
-            return model
+        found = self.current if name is None else self.find(name)
+        if found is not None:
+            return found
         if name is not None and admin and self._settings.inline_loading:
-            source = self._known(name) or self._library.by_name(name)
+            meant = self._aliases.get(name, name)
+            source = self._known(meant) or self._library.by_name(meant)
             if source is not None:
                 return await self._load(source, {}, silent)
+        if (model := self.answering(name)) is not None:
+            return model
         raise self.not_found(name)
 
     def _known(self, name: str) -> Source | None:
@@ -161,7 +179,7 @@ class ModelPool:
         return self._first if name in (self._first.id, *self._settings.served_names) else None
 
     def not_found(self, name: str | None) -> ApiError:
-        names = [name for model in self._serving for name in model.names]
+        names = [name for model in self._serving for name in (*model.names, *self.aliases_of(model))]
         if name is None:
             return ApiError(
                 503,

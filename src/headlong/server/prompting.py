@@ -38,6 +38,7 @@ class Prompted:
 
 
 def chat_job(model: Model, body: ChatRequest, settings: Settings, job_id: str, endpoint: str) -> Job:
+    check_drafting(model, body)
     prompted = render(model, body)
     if body.stream and body.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs: not for streams; set stream to false")
@@ -50,7 +51,6 @@ def chat_job(model: Model, body: ChatRequest, settings: Settings, job_id: str, e
         logprobs=body.wants_logprobs,
         grammar=grammar,
     )
-    check_drafting(model, body)
     parser = partial(model.format.parser, prompted.lead, prompted.tools)
     return Job(job_id, endpoint, (prompted.tokens,), params, parser)
 
@@ -147,8 +147,16 @@ def sampling_fields(body: Sampling) -> dict[str, str]:
 
 
 def check_drafting(model: Model, body: Sampling) -> None:
-    """Raises if the request insists on drafting (`mtp: "on"`) and this model cannot draft."""
-    refusal = model.client.description.drafting.refusal
+    """Raises if the request insists on drafting (`mtp: "on"`) and this model cannot draft, or asks for more drafts than
+    the engine was started for."""
+    drafting = model.client.description.drafting
+    refusal, deepest = drafting.refusal, drafting.deepest
+    depth = None if body.speculative is None else body.speculative.draft_tokens
+    if depth is not None and deepest and depth > deepest:
+        raise RequestError(
+            f"speculative.mtp: must be 'auto', 'on', 'off' or a whole number from 0 to {deepest}, not {depth}; "
+            "start the server with a larger max_draft_tokens for more"
+        )
     if body.speculative is not None and body.speculative.mtp == "on" and refusal is not None:
         raise RequestError(f"speculative.mtp: 'on', but {refusal}; use 'auto'")
 

@@ -27,14 +27,19 @@ STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 Value = TypeVar("Value")
 
 
-class Encoder(Protocol):
+class WholeEncoder(Protocol):
+    """Writes answers in one piece in one dialect."""
+
+    def whole(self, result: Result) -> dict[str, Any]: ...
+
+
+class Encoder(WholeEncoder, Protocol):
     """Writes answers in one dialect. The streaming methods return server-sent events, or nothing."""
 
     def start(self) -> str: ...
     def piece(self, piece: Piece) -> str: ...
     def end(self, result: Result) -> str: ...
     def error(self, error: ApiError) -> str: ...
-    def whole(self, result: Result) -> dict[str, Any]: ...
 
 
 class ClientGone(Exception):
@@ -79,7 +84,7 @@ class Exchange:
         """Everything that was generated so far."""
         return self._generation.result
 
-    async def whole(self, encoder: Encoder) -> Response:
+    async def whole(self, encoder: WholeEncoder) -> Response:
         """The answer in one piece."""
         async with self.held:
             with self.recorded():

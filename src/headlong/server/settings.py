@@ -75,6 +75,12 @@ class Settings:
         "names clients call the first model by, instead of its own",
         flags=("--served-model-name",),
     )
+    aliases: tuple[str, ...] = _models(
+        (), "list", "further names of models, each as NAME=MODEL", flags=("--alias",)
+    )
+    any_model: bool = _models(
+        False, "switch", "answer requests for any other name with the model that serves by default"
+    )
     model_dir: str | None = _models(None, "text", "folder whose models admins may list and load by name")
     inline_loading: bool = _models(
         False, "switch", "load the model an admin's request names, if it lies under model_dir"
@@ -140,6 +146,12 @@ class Settings:
                 object.__setattr__(self, name, check(name, value, name))
         checked = {name: check(name, value, name) for name, value in self.engine_options.items()}
         object.__setattr__(self, "engine_options", checked)
+
+    @property
+    def model_of_alias(self) -> dict[str, str]:
+        """The models' names by their aliases."""
+        pairs = (one.partition("=") for one in self.aliases)
+        return {name.strip(): model.strip() for name, _, model in pairs}
 
     @classmethod
     def of(cls, **given: Any) -> "Settings":
@@ -219,6 +231,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _check_list(name: str, value: Any, origin: str) -> tuple[str, ...]:
+    if name == "aliases" and isinstance(value, Mapping):
+        value = [f"{alias}={model}" for alias, model in value.items()]
     right = isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
     _checked(value, right, origin, "be a list of texts")
     for item in value:
@@ -226,6 +240,10 @@ def _check_list(name: str, value: Any, origin: str) -> tuple[str, ...]:
             _checked(
                 item, bool(_ORIGIN.fullmatch(item)), origin, "hold origins such as https://example.org, or *"
             )
+        elif name == "aliases":
+            alias, _, model = item.partition("=")
+            right = item.isprintable() and bool(alias.strip()) and bool(model.strip()) and len(item) <= 1024
+            _checked(item, right, origin, "hold NAME=MODEL, such as gpt-4o=tale-20m")
         else:
             _checked(
                 item, item.isprintable() and 0 < len(item.strip()) <= 128, origin, "hold printable names"

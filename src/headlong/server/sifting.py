@@ -116,7 +116,7 @@ class _Sieve:
                     path, told = path_of((*where, name)), names.get(one, one)
                     raise ApiError(
                         400,
-                        f"{path}: does not go with {told}, which also says {one}; send one of them",
+                        f"{path}: contradicts {told}; both say {one}; send one of them",
                         param=path,
                         code="invalid_value",
                     )

@@ -1,4 +1,4 @@
-"""`/health` and `/version`: for those who watch the server."""
+"""`/health`, `/ping`, `/version` and what a key allows: for those who watch the server."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,6 +18,15 @@ async def health(request: Request) -> Response:
         reason = "; ".join(f"{one.id}: {failure}" for one, failure in failures)
         return JsonReply({"status": "error", "reason": reason}, 503)
     return JsonReply({"status": "ok", "model": None if model is None else model.id})
+
+
+async def ping(request: Request) -> Response:
+    return await health(request)
+
+
+async def permission(request: Request) -> Response:
+    """Answers as tabbyAPI does: `admin`, or `api` for everybody else who may use the models."""
+    return JsonReply({"permission": "admin" if request.state.caller.admin else "api"})
 
 
 async def version(_: Request) -> Response:

@@ -15,6 +15,7 @@ from headlong.errors import RequestError
 from headlong.params import Grammar, GrammarKind, SamplingParams
 from headlong.server.schemas.fields import openai as fields
 from headlong.server.schemas.rules import Rules
+from headlong.server.schemas.variants import told
 from headlong.server.settings import SAMPLING_FIELDS
 
 MAX_STOPS, MAX_STOP_CHARS = 16, 1000
@@ -42,7 +43,10 @@ class Ours(Strict):
 class Speculative(Ours):
     """Drafting for one request."""
 
-    mtp: Literal["auto", "on", "off"] | Annotated[int, Field(ge=0, le=64)] = "auto"
+    mtp: Annotated[
+        Literal["auto", "on", "off"] | Annotated[int, Field(ge=0, le=2**31)],
+        told("must be 'auto', 'on', 'off' or a whole number, 0 or more"),
+    ] = "auto"
     """`auto`: the server's depth; `on`: refuse if this model cannot draft; K: this depth; `off` or 0: plain."""
     verify: Literal["coupled", "ratio", "block"] = "coupled"
     trace: bool = False

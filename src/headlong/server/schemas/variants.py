@@ -6,7 +6,13 @@ Both give the reason and the fix where pydantic would list what it tried.
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BeforeValidator, Discriminator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 
 def refused(why: str, *allowed: Any) -> BeforeValidator:
@@ -18,6 +24,18 @@ def refused(why: str, *allowed: Any) -> BeforeValidator:
         return value
 
     return BeforeValidator(check)
+
+
+def told(wanted: str) -> WrapValidator:
+    """For a field with several alternatives: one sentence for all of them instead of what each of them wanted."""
+
+    def check(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return validate(value)
+        except ValidationError as error:
+            raise ValueError(wanted) from error
+
+    return WrapValidator(check)
 
 
 def by_type(tags: Mapping[str, str], why: str, default: str | None = None) -> Discriminator:
