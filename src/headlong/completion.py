@@ -60,7 +60,7 @@ class Completion:
     index: int = 0
     rest: tuple["Completion", ...] = field(default=(), repr=False)
     prompt_logprobs: tuple[ReadToken, ...] | None = None
-    """Of the prompt's tokens but the first, where they were asked for."""
+    """The log-probabilities of the prompt's tokens but the first, where they were asked for."""
     embedding: tuple[float, ...] | None = field(default=None, repr=False)
     """What was made of the prompt's hidden states, where that was asked for."""
 

@@ -209,7 +209,7 @@ class ReadToken(NamedTuple):
 
     logprobs: TokenLogprobs
     rank: int
-    """Its place among all tokens by their log-probabilities, from 1 on."""
+    """The token's place among all tokens by their log-probabilities, from 1 on."""
 
 
 class ReadPart(NamedTuple):
@@ -265,7 +265,8 @@ class RowOutput:
     num_cached: int = 0
     """The number of prompt tokens that came from the prefix cache; it is reported with the first tokens."""
     prompt_logprobs: tuple[ReadToken, ...] | None = None
-    """Of all tokens of the prompt but the first, where they are asked for; they come with the first tokens."""
+    """The log-probabilities of the prompt's tokens but the first, where they are asked for; they come with the first
+    tokens of the output."""
     embedding: tuple[float, ...] | None = None
     """What was made of the prompt's hidden states; it comes with the first tokens."""
 

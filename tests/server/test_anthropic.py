@@ -380,7 +380,16 @@ REFUSED = [
         "text",
     ),
     ({"messages": []}, "messages", ""),
-    ({"messages": [STORY, {"role": "assistant", "content": "Once"}]}, "messages", "does not continue"),
+    (
+        {
+            "messages": [
+                STORY,
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "y", "input": {}}]},
+            ]
+        },
+        "messages",
+        "must be a text",
+    ),
     ({"system": [{"type": "image"}]}, "system[0]", "text"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]", "built-in"),
     ({"tools": [{"name": "x"}]}, "tools[0].input_schema", "missing"),
@@ -436,3 +445,17 @@ def test_an_error_in_a_stream():
         assert "request_timeout" in raised.value.body["error"]["message"]
         with pytest.raises(anthropic.InternalServerError):
             claude.messages.create(**asked)
+
+
+def test_prefill(claude):
+    """A last message of the assistant's is continued: a form of the answer that many prompts rely on."""
+    more = {
+        "model": "tale-20m",
+        "max_tokens": 30,
+        "extra_body": {"temperature": 0, "speculative": {"mtp": 3}},
+    }
+    whole = claude.messages.create(messages=[STORY], **more).content[0].text
+    begun = whole[: whole.rindex(" ", 0, len(whole) // 2)]
+    for prefill in (begun, [{"type": "text", "text": begun}]):
+        answer = claude.messages.create(messages=[STORY, {"role": "assistant", "content": prefill}], **more)
+        assert answer.content[0].text.startswith(whole[len(begun) :][:20])

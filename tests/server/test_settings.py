@@ -90,6 +90,7 @@ SPECIAL = {
         ("https://a.example", "http://b.example:8080"),
     ),
     "served_names": ("one, two", ("one", "two")),
+    "aliases": ("a=one, b = two", ("a=one", "b = two")),
     "dtype": ("float32", "float32"),
     "draft_dtype": ("float32", "float32"),
     "max_models": ("3", 3),
@@ -331,3 +332,28 @@ def test_a_draft_vocabulary_is_a_number_or_a_file(from_yaml):
             load({"draft_vocab": wrong})
     with pytest.raises(ConfigError, match="draft_vocab must be a whole number or a file"):
         from_yaml("draft_vocab: [1, 2]\n")
+
+
+def test_aliases(from_yaml):
+    """As a mapping in the file, as pairs elsewhere; a target that nobody serves is no error before it is asked for."""
+    settings = from_yaml("aliases:\n  gpt-4o: tale-20m\n  claude-sonnet: tale-20m\nany_model: true\n")
+    assert settings.model_of_alias == {"gpt-4o": "tale-20m", "claude-sonnet": "tale-20m"}
+    assert load({"aliases": ["gpt-4o=a=b"]}).model_of_alias == {"gpt-4o": "a=b"}
+    for wrong in ("gpt-4o", "=x", "x=", "a=\x07"):
+        with pytest.raises(ConfigError, match="NAME=MODEL"):
+            load({"aliases": [wrong]})
+
+
+def test_any_model():
+    from support.scripted import ScriptedEngine, ScriptedEngines
+    from support.serving import RunningServer
+
+    engines = ScriptedEngines(ScriptedEngine("A dragon slept."))
+    with RunningServer(loader=engines, any_model=True) as running, running.client() as http:
+        body = {"model": "whatever", "messages": [{"role": "user", "content": "Hi"}]}
+        answer = http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200 and answer.json()["model"] == "whatever"
+        assert http.get("/v1/models/whatever").json()["root"] == "tale-20m"
+        assert [one["id"] for one in http.get("/v1/models").json()["data"]] == ["tale-20m"]
+        assert http.post("/v1/model/unload").json()["unloaded"] is True
+        assert http.post("/v1/chat/completions", json=body).status_code == 404

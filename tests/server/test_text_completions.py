@@ -61,7 +61,7 @@ def test_default_length(client):
         ({"prompt": [99999]}, "prompt"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 3}, "best_of"),
-        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"echo": True, "logprobs": 1, "stream": True}, "echo"),
         ({"logprobs": 21}, "logprobs"),
     ],
 )

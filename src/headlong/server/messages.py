@@ -42,6 +42,7 @@ _FIELDS = {
     "response_format": "output_config.format",
     "grammar": "output_config.format",
     "stop": "stop_sequences",
+    "continue_final_message": "messages",
     **DRAFTING_FIELDS,
 }
 
@@ -99,10 +100,6 @@ def as_chat(body: MessagesRequest) -> chat.ChatRequest:
 
 def _prompt(body: CountTokensRequest) -> dict[str, Any]:
     """The fields of a chat request that decide its prompt and the form of its output."""
-    if body.messages[-1].role == "assistant":
-        raise RequestError(
-            "messages: the last one is the assistant's, which this server does not continue; end with the user's"
-        )
     listed = [message for place, one in enumerate(body.messages) for message in _messages(one, place)]
     if body.system:
         texts = (
@@ -115,6 +112,7 @@ def _prompt(body: CountTokensRequest) -> dict[str, Any]:
         form = ResponseFormat(type="json_schema", json_schema=JsonSchema(schema=config.format.schema_))
     return {
         "messages": listed,
+        "continue_final_message": listed[-1].role == "assistant",
         "model": body.model,
         "tools": None if body.tools is None else [_tool(tool) for tool in body.tools],
         "tool_choice": None if choice is None else _choice(choice),

@@ -154,8 +154,8 @@ def check_drafting(model: Model, body: Sampling) -> None:
     depth = None if body.speculative is None else body.speculative.draft_tokens
     if depth is not None and deepest and depth > deepest:
         raise RequestError(
-            f"speculative.mtp: must be 'auto', 'on', 'off' or a whole number from 0 to {deepest}, not {depth}; "
-            "start the server with a larger max_draft_tokens for more"
+            f"speculative.mtp: must be 'auto', 'on', 'off' or a whole number from 0 to {deepest}, the maximum of this "
+            f"engine, not {depth}; start it with a larger max_draft_tokens for more"
         )
     if body.speculative is not None and body.speculative.mtp == "on" and refusal is not None:
         raise RequestError(f"speculative.mtp: 'on', but {refusal}; use 'auto'")

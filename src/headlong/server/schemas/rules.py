@@ -3,7 +3,7 @@
 A schema's own fields are honoured. Beside them it may have `rules`, a table from names to one of three kinds of rule:
 the field is another server's name for one that is honoured, or it cannot change the answer here and is accepted, or it
 would change the answer and is refused with what to use instead. The tables are what `headlong.server.sifting` goes by
-and what docs/api.md shows. Knows no request.
+and what docs/fields.md shows. Knows no request.
 """
 
 from collections.abc import Callable, Mapping
