@@ -22,7 +22,9 @@ GREEDY = {"temperature": 0, "repetition_penalty": 1.0, "max_tokens": 24}
 @pytest.fixture(scope="module")
 def running():
     """With a prefix cache: what is asked of a prompt must not depend on it."""
-    with RunningServer(draft_tokens=3, chunk_tokens=128, aliases=["gpt-4o=tale-20m", "o3 = gone"]) as server:
+    with RunningServer(
+        draft_tokens=3, chunk_tokens=128, max_context=1024, aliases=["gpt-4o=tale-20m", "o3 = gone"]
+    ) as server:
         yield server
 
 
@@ -206,8 +208,8 @@ def test_stops_and_special_tokens(http):
 def test_truncated(http):
     usage = good(http, CHAT, messages=USER, truncate_prompt_tokens=5, max_tokens=1)["usage"]
     assert usage["prompt_tokens"] == 5
-    usage = good(http, TEXT, prompt=[300] * 5000, truncate_prompt_tokens=-1, max_tokens=1)["usage"]
-    assert usage["prompt_tokens"] == 4095
+    usage = good(http, TEXT, prompt=[300] * 2000, truncate_prompt_tokens=-1, max_tokens=1)["usage"]
+    assert usage["prompt_tokens"] == 1023
     assert refused(http, TEXT, prompt="x", truncate_prompt_tokens=0).startswith("truncate_prompt_tokens")
 
 
@@ -277,7 +279,7 @@ class TestTokens:
     def test_vllm(self, http, tokenizer):
         told = good(http, "/tokenize", prompt="Once upon é", return_token_strs=True)
         assert told["tokens"] == tokenizer.encode("Once upon é") and told["count"] == len(told["tokens"])
-        assert "".join(told["token_strs"]) == "Once upon é" and told["max_model_len"] == 4096
+        assert "".join(told["token_strs"]) == "Once upon é" and told["max_model_len"] == 1024
         assert good(http, "/detokenize", tokens=told["tokens"])["prompt"] == "Once upon é"
         assert refused(http, "/tokenize", prompt="x", content="y").startswith("content: send exactly one")
 
@@ -295,7 +297,7 @@ class TestTokens:
 def test_props_and_slots(http):
     told = http.get("/props").json()
     assert told["total_slots"] == len(http.get("/slots").json()) and "message" in told["chat_template"]
-    assert told["default_generation_settings"]["n_ctx"] == 4096 and told["model_alias"] == "tale-20m"
+    assert told["default_generation_settings"]["n_ctx"] == 1024 and told["model_alias"] == "tale-20m"
 
 
 class TestEmbeddings:
