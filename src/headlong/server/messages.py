@@ -112,7 +112,7 @@ def _prompt(body: CountTokensRequest) -> dict[str, Any]:
         form = ResponseFormat(type="json_schema", json_schema=JsonSchema(schema=config.format.schema_))
     return {
         "messages": listed,
-        "continue_final_message": listed[-1].role == "assistant",
+        "continue_final_message": body.messages[-1].role == "assistant",
         "model": body.model,
         "tools": None if body.tools is None else [_tool(tool) for tool in body.tools],
         "tool_choice": None if choice is None else _choice(choice),
