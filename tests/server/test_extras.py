@@ -274,6 +274,10 @@ class TestPromptLogprobs:
             told = refused(http, path, **body, prompt_logprobs=1, stream=True)
             assert told.startswith("prompt_logprobs") and "stream" in told
 
+    def test_not_without_end(self, http):
+        body = {"prompt": [[300] * 900] * 20, "n": 2, "max_tokens": 1}
+        assert refused(http, TEXT, **body, prompt_logprobs=20).startswith("prompt_logprobs: 756000 numbers")
+
 
 class TestTokens:
     def test_vllm(self, http, tokenizer):

@@ -19,6 +19,7 @@ from headlong.server.logprobs import prompt_shown
 from headlong.server.model import Model
 from headlong.server.prompting import (
     check_drafting,
+    check_told,
     output_tokens,
     requested_grammar,
     sampling_defaults,
@@ -69,6 +70,7 @@ def _job(model: Model, body: CompletionRequest, settings: Settings, job_id: str)
     )
     if echoed is not None:
         params = replace(params, prompt_logprobs=max(echoed, body.prompt_logprobs or 0))
+    check_told(prompts, params)
     return Job(job_id, "completions", prompts, params)
 
 

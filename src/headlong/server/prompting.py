@@ -4,13 +4,13 @@ The other chat dialects translate themselves into a `ChatRequest` and come here 
 rendering and tokenizing a long conversation takes a while.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from headlong.errors import RequestError
-from headlong.params import Grammar
+from headlong.params import Grammar, SamplingParams
 from headlong.server.generation import Job
 from headlong.server.model import Model
 from headlong.server.schemas.base import Sampling
@@ -21,6 +21,8 @@ from headlong.text.tools.grammar import check_tools
 
 OPENAI_TEMPERATURE = 1.0
 """OpenAI's default, where neither the checkpoint nor the settings have one."""
+MAX_PROMPT_LOGPROBS = 1 << 18
+"""The most log-probabilities of prompts that one answer tells: more take seconds to write down."""
 DRAFTING_FIELDS = {"draft_tokens": "speculative.mtp", "verify": "speculative.verify"}
 """The names that every dialect has for these fields of `SamplingParams`."""
 
@@ -51,6 +53,7 @@ def chat_job(model: Model, body: ChatRequest, settings: Settings, job_id: str, e
         logprobs=body.wants_logprobs,
         grammar=grammar,
     )
+    check_told((prompted.tokens,), params)
     parser = partial(model.format.parser, prompted.lead, prompted.tools)
     return Job(job_id, endpoint, (prompted.tokens,), params, parser)
 
@@ -138,6 +141,18 @@ def output_tokens(model: Model, settings: Settings, prompt_len: int, wanted: int
     if limit is not None and wanted is not None and wanted > limit:
         raise RequestError(f"max_tokens: {wanted} is above this server's limit of {limit}")
     return min(wanted or left, left, limit or left)
+
+
+def check_told(prompts: Iterable[tuple[int, ...]], params: SamplingParams) -> None:
+    """Raises if more log-probabilities of prompts are asked for than an answer should hold."""
+    if params.prompt_logprobs is None:
+        return
+    count = sum(map(len, prompts)) * params.n * (1 + params.prompt_logprobs)
+    if count > MAX_PROMPT_LOGPROBS:
+        raise RequestError(
+            f"prompt_logprobs: {count} numbers for the tokens of all prompts are more than {MAX_PROMPT_LOGPROBS}; "
+            "ask for fewer alternatives, or send less"
+        )
 
 
 def sampling_fields(body: Sampling) -> dict[str, str]:
