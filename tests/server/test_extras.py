@@ -350,7 +350,7 @@ class TestEmbeddings:
         told = good(http, "/v1/embeddings", input=tokens, pooling=pooling, encoding_format="base64")
         packed = base64.b64decode(told["data"][0]["embedding"])
         found = torch.tensor(struct.unpack(f"<{len(packed) // 4}f", packed), dtype=torch.double)
-        assert torch.cosine_similarity(found, wanted, dim=0) > 0.999
+        assert torch.cosine_similarity(found, wanted, dim=0) > 1 - 3e-5  # served in bfloat16
 
 
 class TestNames:
