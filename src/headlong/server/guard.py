@@ -20,7 +20,7 @@ from headlong.server.logs import log_request
 from headlong.server.reply import ClientGone, JsonReply
 
 log = logging.getLogger(__name__)
-ANTHROPIC = "/v1/messages"
+ANTHROPIC, OLLAMA = "/v1/messages", "/api/"
 MAX_REASON_CHARS = 500
 """The most characters of a refusal's reason that the log keeps."""
 HEADERS = {
@@ -88,9 +88,7 @@ class Guard:
         scope["state"]["refusal"] = told.reason[:MAX_REASON_CHARS]
         if told.status >= 500 and not isinstance(error, HeadlongError):
             log.error("request %s failed", scope["state"]["id"], exc_info=error)
-        dialect = scope["path"].startswith(ANTHROPIC)
-        data = told.anthropic(scope["state"]["id"]) if dialect else told.openai()
-        await JsonReply(data, told.status, told.headers)(scope, receive, send)
+        await JsonReply(_in_dialect(told, scope), told.status, told.headers)(scope, receive, send)
 
     def _check_origin(self, headers: Headers) -> None:
         if self._local_only and not is_loopback(_host(f"//{headers.get('host', '')}") or ""):
@@ -108,6 +106,12 @@ class Guard:
                 "origin: pages of other origins may not call this server; see cors_origins",
                 code="origin",
             )
+
+
+def _in_dialect(error: ApiError, scope: Scope) -> dict[str, Any]:
+    if scope["path"].startswith(ANTHROPIC):
+        return error.anthropic(scope["state"]["id"])
+    return error.ollama() if scope["path"].startswith(OLLAMA) else error.openai()
 
 
 def _host(url: str) -> str | None:

@@ -23,12 +23,13 @@ from headlong.server.observer import Observer
 log = logging.getLogger(__name__)
 DONE = "data: [DONE]\n\n"
 """The event that ends OpenAI's older streams."""
+SERVER_SENT = "text/event-stream"
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 Value = TypeVar("Value")
 
 
 class Encoder(Protocol):
-    """Writes answers in one dialect. The streaming methods return server-sent events, or nothing."""
+    """Writes answers in one dialect. The streaming methods return whole events or lines, or nothing."""
 
     def start(self) -> str: ...
     def piece(self, piece: Piece) -> str: ...
@@ -86,8 +87,8 @@ class Exchange:
                 await unless_gone(self._request.receive, self._run(None))
                 return JsonReply(encoder.whole(self._generation.result))
 
-    def stream(self, encoder: Encoder) -> Response:
-        return _EventStream(self, encoder)
+    def stream(self, encoder: Encoder, media_type: str = SERVER_SENT) -> Response:
+        return _Stream(self, encoder, media_type)
 
     async def send_all(self, send: Send, encoder: Encoder) -> None:
         """Sends a stream to its end, which may be an error said in the stream's own way."""
@@ -141,13 +142,11 @@ class Exchange:
             self._observer.finish(self._record, self._generation.result)
 
 
-class _EventStream(Response):
+class _Stream(Response):
     """A response whose body is made while it is sent."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, exchange: Exchange, encoder: Encoder) -> None:
-        super().__init__(headers=STREAM_HEADERS)
+    def __init__(self, exchange: Exchange, encoder: Encoder, media_type: str) -> None:
+        super().__init__(headers=STREAM_HEADERS, media_type=media_type)
         del self.headers["content-length"]
         self._exchange = exchange
         self._encoder = encoder
