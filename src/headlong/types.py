@@ -223,6 +223,16 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class RowTimes:
+    """Seconds on the clock until a row had its first tokens."""
+
+    queue: float
+    """Seconds from the row's coming until it was first admitted."""
+    prefill: float
+    """Seconds from there until its first tokens."""
+
+
+@dataclass(frozen=True)
 class RowOutput:
     """What one row gained in a step."""
 
@@ -243,6 +253,8 @@ class RowOutput:
     """Whether the step ended the prompt; every later one is a decoding step."""
     num_cached: int = 0
     """The number of prompt tokens that came from the prefix cache; it is reported with the first tokens."""
+    times: RowTimes | None = field(default=None, compare=False)
+    """What it took until the first tokens; it is reported with them."""
 
 
 @dataclass(frozen=True)

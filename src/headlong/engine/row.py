@@ -1,10 +1,11 @@
 """One sequence as the host sees it: its tokens, its text and when it ends. Holds no tensors."""
 
 import contextlib
+import time
 
 from headlong.text.stream import TextStream
 from headlong.text.tokenizer import Tokenizer
-from headlong.types import FinishReason, Request, RowOutput, TokenLogprobs
+from headlong.types import FinishReason, Request, RowOutput, RowTimes, TokenLogprobs
 
 FAULT = "the engine failed on this request"
 """How the sentence begins that tells of a fault; other errors are the request's own."""
@@ -25,6 +26,9 @@ class Row:
         """The row's place in the order rows came in."""
         self.num_cached: int | None = None
         """Tokens that were there when it was first admitted; None before."""
+        self.came = time.perf_counter()
+        self.admitted: float | None = None
+        """When it was first admitted; None before."""
         self.asks_host = request.params.asks_host
         self.afresh = False
         """Whether it must read all of its tokens itself, whatever is kept of others."""
@@ -112,7 +116,13 @@ class Row:
             rejected=rejected,
             is_first=is_first,
             num_cached=(self.num_cached or 0) if is_first else 0,
+            times=self._times() if is_first else None,
         )
+
+    def _times(self) -> RowTimes:
+        """What came before its first tokens, which are there now."""
+        admitted = self.came if self.admitted is None else self.admitted
+        return RowTimes(admitted - self.came, time.perf_counter() - admitted)
 
     def fail(self, why: str) -> RowOutput:
         """Ends with an error; `why` is a sentence for the user."""

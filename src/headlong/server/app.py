@@ -5,7 +5,7 @@
 
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -31,6 +31,7 @@ from headlong.server.chat import chat_completions
 from headlong.server.completions import completions
 from headlong.server.context import Server
 from headlong.server.endpoint import Endpoint, Handler
+from headlong.server.error_counts import ErrorCounts
 from headlong.server.errors import ApiError
 from headlong.server.guard import Guard
 from headlong.server.left_out import IGNORED, UNKNOWN
@@ -93,6 +94,7 @@ ENDPOINTS = (
 def build_app(settings: Settings, pool: ModelPool, auth: Auth) -> Starlette:
     registry, limit = CollectorRegistry(), AdmissionLimit(settings.max_queue)
     prometheus.EngineCollector(pool, registry)
+    ProcessCollector(registry=registry)
     routes = [
         Route(one.path, _with_access(one.handler, one.access), methods=[one.method]) for one in ENDPOINTS
     ]
@@ -104,17 +106,18 @@ def build_app(settings: Settings, pool: ModelPool, auth: Auth) -> Starlette:
     ]
     pages = [Route("/", _page), Mount("/static", StaticFiles(directory=PAGE))] if settings.page else []
     pages = pages or [Route("/", _no_page)]
+    errors = ErrorCounts(registry)
     app = Starlette(
         routes=[*routes, *pages],
-        middleware=_middleware(settings, auth),
+        middleware=_middleware(settings, auth, errors),
         exception_handlers={HTTPException: _as_api_error},
     )
     observer, store = Observer(settings, limit, registry), ResponseStore(settings.response_store_bytes)
-    app.state.server = Server(settings, pool, auth, limit, observer, registry, store)
+    app.state.server = Server(settings, pool, auth, limit, observer, errors, registry, store)
     return app
 
 
-def _middleware(settings: Settings, auth: Auth) -> list[Middleware]:
+def _middleware(settings: Settings, auth: Auth, errors: ErrorCounts) -> list[Middleware]:
     layers = []
     if settings.cors_origins:
         layers.append(
@@ -128,7 +131,8 @@ def _middleware(settings: Settings, auth: Auth) -> list[Middleware]:
         )
     keyless = auth.is_keyless
     local_only = keyless and is_loopback(settings.host)
-    return [*layers, Middleware(Guard, origins=settings.cors_origins, keyless=keyless, local_only=local_only)]
+    given = {"origins": settings.cors_origins, "keyless": keyless, "local_only": local_only}
+    return [*layers, Middleware(Guard, errors=errors, **given)]
 
 
 def _with_access(handler: Handler, access: str) -> Handler:

@@ -16,6 +16,8 @@ from pydantic_core import ErrorDetails
 
 from headlong.errors import CheckpointError, ConfigError, HeadlongError, RequestError
 
+CLIENT_GONE = 499
+"""The status of a request whose client left before its answer; nobody is sent it."""
 MAX_SHOWN = 200
 """Characters of a client's own value that are repeated in a message."""
 _SCALARS = ("str", "int", "float", "bool", "dict", "none")

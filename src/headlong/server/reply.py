@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headlong.errors import HeadlongError
-from headlong.server.errors import ApiError, as_api_error
+from headlong.server.errors import CLIENT_GONE, ApiError, as_api_error
 from headlong.server.generation import Generation, Job, Piece, Result
 from headlong.server.observer import Observer
 
@@ -106,6 +106,7 @@ class Exchange:
         except Exception as error:
             told = _told(error)
             self._record.failed(told)
+            self._request.state.error = told
             await write(encoder.error(told))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -134,6 +135,7 @@ class Exchange:
             yield
         except (ClientGone, asyncio.CancelledError):
             self._record.gone()
+            self._request.state.error = ApiError(CLIENT_GONE, "the client left", code="client_closed")
             raise
         except Exception as error:
             self._record.failed(_told(error))

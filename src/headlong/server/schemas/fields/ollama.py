@@ -18,7 +18,8 @@ COMMON: dict[str, Rule] = {
         *("repeat_last_n", "presence_penalty", "frequency_penalty"),
         harmless=(),
     ),
-    **unsupported("use options.num_predict", "max_tokens", harmless=()),
+    **unsupported("use options.num_predict", "max_tokens", "n_predict", harmless=()),
+    **unsupported("this server reads text alone", "images", "image"),
     **unsupported("use format", "response_format"),
 }
 
@@ -27,7 +28,6 @@ CHAT: dict[str, Rule] = {
     **unsupported("the checkpoint's own template serves; leave it out", "template"),
     **unsupported("use a message of role system", "system"),
     **unsupported("use messages, or /api/generate", "prompt"),
-    **unsupported("put it into a message, where the reason is given", "images"),
     **unsupported("there is no choice to be made in Ollama's form; use /v1/chat/completions", "tool_choice"),
 }
 
@@ -35,7 +35,6 @@ GENERATE: dict[str, Rule] = {
     **COMMON,
     **unsupported("the checkpoint's own template serves; use raw for a prompt of your own", "template"),
     **unsupported("the model writes on; it fills no gaps", "suffix"),
-    **unsupported("this server reads text alone", "images"),
     **unsupported("this server makes no images", "width", "height", "steps", harmless=(0,)),
     **unsupported("use /api/chat", "messages", "tools"),
 }
