@@ -5,6 +5,7 @@ import math
 import os
 import sys
 import threading
+import time
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -80,7 +81,7 @@ def test_buckets_of_a_server():
 
 
 def test_errors_by_status_and_reason():
-    engine = ScriptedEngine("A dragon slept. " * 20, pause=0.05)
+    engine = ScriptedEngine("A dragon slept. " * 40, pause=0.1)
     with RunningServer(loader=ScriptedEngines(engine), max_queue=1) as running, running.client() as http:
         assert "http_errors_total" in http.get("/metrics").text, "a rate needs a beginning"
         http.post(CHAT, json=BODY | {"temprature": 1})
@@ -92,6 +93,9 @@ def test_errors_by_status_and_reason():
         with http.stream("POST", CHAT, json=BODY | {"stream": True, "n": 5}) as answer:
             next(answer.iter_lines())
             assert http.post(CHAT, json=BODY).status_code == 429
+        deadline = time.monotonic() + 20
+        while ("499", "client_closed") not in errors(http) and time.monotonic() < deadline:
+            time.sleep(0.01)
         engine.failure = "the engine has stopped"
         with http.stream("POST", CHAT, json=BODY | {"stream": True}) as answer:
             assert answer.status_code == 200 and "the engine has stopped" in answer.read().decode()
