@@ -100,7 +100,7 @@ def test_errors_by_status_and_reason():
         with http.stream("POST", CHAT, json=BODY | {"stream": True}) as answer:
             assert answer.status_code == 200 and "the engine has stopped" in answer.read().decode()
         engine.failure = None
-        http.post(CHAT, json=BODY)
+        assert http.post(CHAT, json=BODY | {"max_tokens": 4}).status_code == 200
         assert errors(http) == {
             ("400", "unknown_parameter"): 1,
             ("400", "invalid_json"): 1,
