@@ -34,6 +34,10 @@ class Stats:
     prompt_seconds: float
     decode_seconds: float
     mtp: MtpStatus
+    queue_seconds: float = 0.0
+    """The time it waited until it was first admitted."""
+    prefill_seconds: float = 0.0
+    """The time from there until its first tokens, on the clock: other rows' steps count."""
 
     @property
     def acceptance_per_position(self) -> tuple[float, ...]:

@@ -244,6 +244,16 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class RowTimes:
+    """Seconds on the clock until a row had its first tokens."""
+
+    queue: float
+    """Seconds from the row's coming until it was first admitted."""
+    prefill: float
+    """Seconds from there until its first tokens."""
+
+
+@dataclass(frozen=True)
 class RowOutput:
     """What one row gained in a step."""
 
@@ -269,6 +279,8 @@ class RowOutput:
     tokens of the output."""
     embedding: tuple[float, ...] | None = None
     """What was made of the prompt's hidden states; it comes with the first tokens."""
+    times: RowTimes | None = field(default=None, compare=False)
+    """What it took until the first tokens; it is reported with them."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from headlong.server.left_out import MAX_CLIENTS, MAX_HEADER_CHARS
 from headlong.server.schemas.chat import ChatRequest
 from headlong.server.schemas.completions import CompletionRequest
 from headlong.server.schemas.messages import CountTokensRequest, MessagesRequest
+from headlong.server.schemas.ollama import GenerateRequest, OllamaChatRequest, Options
 from headlong.server.schemas.responses import ResponsesRequest
 from headlong.server.sifting import candidates_of, fields_of, rules_of, sift
 from headlong.server.spelling import nearest
@@ -24,13 +25,23 @@ from support.serving import RunningServer
 
 USER = [{"role": "user", "content": "Hi"}]
 CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+OLLAMA, GENERATE = "/api/chat", "/api/generate"
 GOOD = {
     CHAT: {"messages": USER},
     TEXT: {"prompt": "Once"},
     RESPONSES: {"input": "Hi"},
     MESSAGES: {"messages": USER, "max_tokens": 8},
+    OLLAMA: {"model": "tale-20m", "messages": USER},
+    GENERATE: {"model": "tale-20m", "prompt": "Once"},
 }
-BODIES = {CHAT: ChatRequest, TEXT: CompletionRequest, RESPONSES: ResponsesRequest, MESSAGES: MessagesRequest}
+BODIES = {
+    CHAT: ChatRequest,
+    TEXT: CompletionRequest,
+    RESPONSES: ResponsesRequest,
+    MESSAGES: MessagesRequest,
+    OLLAMA: OllamaChatRequest,
+    GENERATE: GenerateRequest,
+}
 OURS = ("x-headlong-ignored", "x-headlong-unknown")
 
 
@@ -318,7 +329,7 @@ def test_the_page_in_the_docs_is_the_code_s():
     assert page == fields_table.page(), "run `python -m headlong.cli.fields_table`"
 
 
-@pytest.mark.parametrize("schema", fields_table.BODIES.values())
+@pytest.mark.parametrize("schema", [*fields_table.BODIES.values(), Options])
 def test_a_rule_does_not_hide_a_field(schema):
     """What a schema honours it honours, whatever its tables say; and both kinds of rule say why."""
     assert not set(fields_of(schema)) & set(rules_of(schema))

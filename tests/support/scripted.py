@@ -21,6 +21,7 @@ from headlong.errors import HeadlongError, RequestError
 from headlong.params import SamplingParams
 from headlong.progress import ProgressFn
 from headlong.text.codec import TextCodec
+from headlong.text.stream import Detokenizer
 from headlong.text.template import ChatTemplate
 from headlong.text.tokenizer import Tokenizer
 from headlong.types import FinishReason, Request
@@ -119,10 +120,10 @@ class ScriptedEngine:
         tokens = self._tokenizer.encode(self._answer, add_special_tokens=False)[: request.params.max_tokens]
         reason: FinishReason = "length" if len(tokens) == request.params.max_tokens else "stop"
         pairs = [tuple(tokens[at : at + 2]) for at in range(0, len(tokens), 2)]
-        told = ""
+        told, detokenizer = "", Detokenizer(self._tokenizer)
         for number, pair in enumerate(pairs):
             last = number == len(pairs) - 1
-            text = self._tokenizer.decode(tokens[: 2 * number + 2]).removeprefix(told)
+            text = detokenizer.push(pair) + (detokenizer.flush() if last else "")
             told += text
             self._totals.generated_tokens += len(pair)
             yield Chunk(

@@ -78,7 +78,8 @@ class RunningServer:
         pool = ModelPool(settings, self._loader)
         await pool.start()
         self.app = build_app(settings, pool, auth)
-        config = uvicorn.Config(self.app, http=guarded(Limits.of(settings)), log_config=None, ws="none")
+        protocol = guarded(Limits.of(settings), self.server.errors.count)
+        config = uvicorn.Config(self.app, http=protocol, log_config=None, ws="none")
         self._uvicorn = uvicorn.Server(config)
         listener = bind(settings)
         self.port = listener.getsockname()[1]

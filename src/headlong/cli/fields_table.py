@@ -11,6 +11,7 @@ from headlong.server.schemas.chat import ChatRequest
 from headlong.server.schemas.completions import CompletionRequest
 from headlong.server.schemas.embeddings import EmbeddingsRequest
 from headlong.server.schemas.messages import MessagesRequest
+from headlong.server.schemas.ollama import GenerateRequest, OllamaChatRequest
 from headlong.server.schemas.responses import ResponsesRequest
 from headlong.server.schemas.rules import Renamed, Rule, Unsupported, WithoutEffect
 from headlong.server.schemas.tokens import DetokenizeRequest, TokenizeRequest
@@ -21,6 +22,8 @@ BODIES: dict[str, type[Strict]] = {
     "/v1/completions": CompletionRequest,
     "/v1/responses": ResponsesRequest,
     "/v1/messages": MessagesRequest,
+    "/api/chat": OllamaChatRequest,
+    "/api/generate": GenerateRequest,
     "/v1/embeddings": EmbeddingsRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,

@@ -1,7 +1,7 @@
 """Gathers a sequence's step outputs into a completion with statistics. Reads `StepOutput`s alone."""
 
 from headlong.completion import Chunk, Completion, MtpStatus, Stats
-from headlong.types import Request, RowOutput, StepOutput, TokenLogprobs
+from headlong.types import Request, RowOutput, RowTimes, StepOutput, TokenLogprobs
 
 
 class Collector:
@@ -24,6 +24,7 @@ class Collector:
         """The output that tells about the prompt."""
         self._prompt_seconds = 0.0
         self._decode_seconds = 0.0
+        self._times = RowTimes(0.0, 0.0)
 
     @property
     def begun(self) -> bool:
@@ -48,6 +49,7 @@ class Collector:
         self._cached = max(self._cached, output.num_cached)
         if output.is_first:
             self._read = output
+        self._times = output.times or self._times
         self._text.append(output.text)
         self._tokens.extend(output.token_ids)
         self._logprobs.extend(output.logprobs)
@@ -91,6 +93,8 @@ class Collector:
             prompt_seconds=self._prompt_seconds,
             decode_seconds=self._decode_seconds,
             mtp=self._mtp(),
+            queue_seconds=self._times.queue,
+            prefill_seconds=self._times.prefill,
         )
         return Completion(
             text="".join(self._text),

@@ -1,11 +1,12 @@
 """One sequence as the host sees it: its tokens, its text and when it ends. Holds no tensors."""
 
 import contextlib
+import time
 
 from headlong.engine.prompt_reading import PromptReading
 from headlong.text.stream import TextStream
 from headlong.text.tokenizer import Tokenizer
-from headlong.types import FinishReason, ReadPart, Request, RowOutput, TokenLogprobs
+from headlong.types import FinishReason, ReadPart, Request, RowOutput, RowTimes, TokenLogprobs
 
 FAULT = "the engine failed on this request"
 """How the sentence begins that tells of a fault; other errors are the request's own."""
@@ -26,6 +27,9 @@ class Row:
         """The row's place in the order rows came in."""
         self.num_cached: int | None = None
         """Tokens that were there when it was first admitted; None before."""
+        self.came = time.perf_counter()
+        self.admitted: float | None = None
+        """When it was first admitted; None before."""
         self.asks_host = request.params.asks_host
         self.afresh = request.params.reads_prompt
         """Whether it must read all of its tokens itself, whatever is kept of others."""
@@ -126,7 +130,13 @@ class Row:
             num_cached=(self.num_cached or 0) if is_first else 0,
             prompt_logprobs=None if reading is None or params.prompt_logprobs is None else reading.tokens,
             embedding=None if reading is None else reading.embedding(),
+            times=self._times() if is_first else None,
         )
+
+    def _times(self) -> RowTimes:
+        """What came before its first tokens, which are there now."""
+        admitted = self.came if self.admitted is None else self.admitted
+        return RowTimes(admitted - self.came, time.perf_counter() - admitted)
 
     def fail(self, why: str) -> RowOutput:
         """Ends with an error; `why` is a sentence for the user."""

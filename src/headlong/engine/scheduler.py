@@ -8,6 +8,7 @@ and slots, no tensors.
 """
 
 import itertools
+import time
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -192,7 +193,7 @@ class Scheduler:
         self.table.set(held.slot, row.request, row.output)
         row.decoding = False
         if row.num_cached is None:
-            row.num_cached = held.num_cached
+            row.num_cached, row.admitted = held.num_cached, time.perf_counter()
         self.waiting.remove(row)
         insort(self.running, row, key=lambda row: row.rank)
         return True

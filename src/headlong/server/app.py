@@ -5,17 +5,27 @@
 
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from headlong.server import llama_cpp, models, openapi, prometheus, stats, stored_responses, system, tokens
+from headlong.server import (
+    llama_cpp,
+    models,
+    ollama_models,
+    openapi,
+    prometheus,
+    stats,
+    stored_responses,
+    system,
+    tokens,
+)
 from headlong.server.admission_limit import AdmissionLimit
 from headlong.server.auth import Auth, is_loopback
 from headlong.server.chat import chat_completions
@@ -23,11 +33,13 @@ from headlong.server.completions import completions
 from headlong.server.context import Server
 from headlong.server.embeddings import embeddings
 from headlong.server.endpoint import Endpoint, Handler
+from headlong.server.error_counts import ErrorCounts
 from headlong.server.errors import ApiError
 from headlong.server.guard import Guard
 from headlong.server.left_out import IGNORED, UNKNOWN
 from headlong.server.messages import count_tokens, messages
 from headlong.server.observer import Observer
+from headlong.server.ollama import ollama_chat, ollama_generate
 from headlong.server.pool import ModelPool
 from headlong.server.response_store import ResponseStore
 from headlong.server.responses import responses
@@ -35,6 +47,7 @@ from headlong.server.schemas.chat import ChatRequest
 from headlong.server.schemas.completions import CompletionRequest, DecodeRequest, EncodeRequest
 from headlong.server.schemas.embeddings import EmbeddingsRequest
 from headlong.server.schemas.messages import CountTokensRequest, MessagesRequest
+from headlong.server.schemas.ollama import GenerateRequest, NamedModel, OllamaChatRequest, PullRequest
 from headlong.server.schemas.responses import ResponsesRequest
 from headlong.server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from headlong.server.settings import Settings
@@ -58,6 +71,13 @@ ENDPOINTS = (
     Endpoint(
         "POST", "/v1/messages/count_tokens", count_tokens, "user", "Tokens of a prompt", CountTokensRequest
     ),
+    Endpoint("POST", "/api/chat", ollama_chat, "user", "Ollama's chat", OllamaChatRequest),
+    Endpoint("POST", "/api/generate", ollama_generate, "user", "Ollama's completion", GenerateRequest),
+    Endpoint("GET", "/api/tags", ollama_models.tags, "user", "Models, in Ollama's words"),
+    Endpoint("POST", "/api/show", ollama_models.show, "user", "One of them", NamedModel),
+    Endpoint("GET", "/api/ps", ollama_models.ps, "user", "Those that serve"),
+    Endpoint("GET", "/api/version", ollama_models.version, "open", "The release of Ollama that is followed"),
+    Endpoint("POST", "/api/pull", ollama_models.pull, "admin", "Fetch a model", PullRequest),
     Endpoint("GET", "/v1/models", models.list_models, "user", "Models and what they can do"),
     Endpoint("GET", "/v1/models/{model:path}", models.show_model, "user", "One model"),
     Endpoint("GET", "/v1/model", models.current_model, "user", "The model that serves by default"),
@@ -92,23 +112,30 @@ ENDPOINTS = (
 def build_app(settings: Settings, pool: ModelPool, auth: Auth) -> Starlette:
     registry, limit = CollectorRegistry(), AdmissionLimit(settings.max_queue)
     prometheus.EngineCollector(pool, registry)
+    ProcessCollector(registry=registry)
     routes = [
         Route(one.path, _with_access(one.handler, one.access), methods=[one.method]) for one in ENDPOINTS
     ]
     description = openapi.describe(ENDPOINTS)
     routes.append(Route("/openapi.json", openapi.serve(description), methods=["GET"]))
+    routes += [
+        Route(path, _with_access(ollama_models.not_here, "user"), methods=["POST", "DELETE"])
+        for path in ollama_models.NOT_HERE
+    ]
     pages = [Route("/", _page), Mount("/static", StaticFiles(directory=PAGE))] if settings.page else []
+    pages = pages or [Route("/", _no_page)]
+    errors = ErrorCounts(registry)
     app = Starlette(
         routes=[*routes, *pages],
-        middleware=_middleware(settings, auth),
+        middleware=_middleware(settings, auth, errors),
         exception_handlers={HTTPException: _as_api_error},
     )
     observer, store = Observer(settings, limit, registry), ResponseStore(settings.response_store_bytes)
-    app.state.server = Server(settings, pool, auth, limit, observer, registry, store)
+    app.state.server = Server(settings, pool, auth, limit, observer, errors, registry, store)
     return app
 
 
-def _middleware(settings: Settings, auth: Auth) -> list[Middleware]:
+def _middleware(settings: Settings, auth: Auth, errors: ErrorCounts) -> list[Middleware]:
     layers = []
     if settings.cors_origins:
         layers.append(
@@ -122,7 +149,8 @@ def _middleware(settings: Settings, auth: Auth) -> list[Middleware]:
         )
     keyless = auth.is_keyless
     local_only = keyless and is_loopback(settings.host)
-    return [*layers, Middleware(Guard, origins=settings.cors_origins, keyless=keyless, local_only=local_only)]
+    given = {"origins": settings.cors_origins, "keyless": keyless, "local_only": local_only}
+    return [*layers, Middleware(Guard, errors=errors, **given)]
 
 
 def _with_access(handler: Handler, access: str) -> Handler:
@@ -140,6 +168,11 @@ def _with_access(handler: Handler, access: str) -> Handler:
 
 async def _page(_: Request) -> Response:
     return FileResponse(PAGE / "index.html")
+
+
+async def _no_page(_: Request) -> Response:
+    """What Ollama's clients look for to see whether anybody is there."""
+    return PlainTextResponse("Ollama is running")
 
 
 async def _as_api_error(_: Request, error: Exception) -> Response:

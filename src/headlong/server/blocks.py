@@ -3,9 +3,10 @@
 For the dialects whose answer is a list of such blocks. Knows no wire format.
 """
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic_core import from_json
 
@@ -105,12 +106,24 @@ def cut_off(block: Block, blocks: Blocks, finish_reason: str | None) -> bool:
     """Whether the limit fell into this block. A call is whole if its arguments are."""
     if finish_reason != "length" or block.index < len(blocks) - 1:
         return False
-    return block.type != "call" or not _is_json(block.text)
+    return block.type != "call" or not is_json(block.text)
 
 
-def _is_json(text: str) -> bool:
+def is_json(text: str) -> bool:
+    """Whether a text is JSON to its end."""
     try:
         from_json(text)
     except ValueError:
         return False
     return True
+
+
+def arguments_object(text: str) -> dict[str, Any]:
+    """The arguments of a call as an object, as clients read them from a stream: a value that the token limit cut off is
+    left out. It is empty if they hold what JSON cannot represent, such as 1e999."""
+    try:
+        given = from_json(text or "{}", allow_partial=True)
+        json.dumps(given, allow_nan=False)
+    except ValueError:
+        return {}
+    return given

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from headlong.server.admission_limit import AdmissionLimit
 from headlong.server.auth import Auth
+from headlong.server.error_counts import ErrorCounts
 from headlong.server.left_out import LeftOut
 from headlong.server.observer import Observer
 from headlong.server.pool import ModelPool
@@ -21,6 +22,7 @@ class Server:
     auth: Auth
     limit: AdmissionLimit
     observer: Observer
+    errors: ErrorCounts
     registry: CollectorRegistry
     responses: ResponseStore
     left_out: LeftOut = field(default_factory=LeftOut)

@@ -1,7 +1,7 @@
 """What a client is told when a request fails: one status, one sentence, the field it is about.
 
     HeadlongError
-    └── ApiError       an answer with a status other than 2xx, in OpenAI's or Anthropic's form
+    └── ApiError       an answer with a status other than 2xx, in OpenAI's, Anthropic's or Ollama's form
 
 Knows no endpoint. Errors of the engine become one of these in `as_api_error`; anything unforeseen becomes a 500
 that says nothing of the inside.
@@ -16,6 +16,8 @@ from pydantic_core import ErrorDetails
 
 from headlong.errors import CheckpointError, ConfigError, HeadlongError, RequestError
 
+CLIENT_GONE = 499
+"""The status of a request whose client left before its answer; nobody is sent it."""
 MAX_SHOWN = 200
 """Characters of a client's own value that are repeated in a message."""
 _SCALARS = ("str", "int", "float", "bool", "dict", "none")
@@ -63,6 +65,9 @@ class ApiError(HeadlongError):
 
     def openai(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def ollama(self) -> dict[str, Any]:
+        return {"error": self.message}
 
     def anthropic(self, request_id: str) -> dict[str, Any]:
         kind = _ANTHROPIC_TYPES.get(self.status, "api_error")

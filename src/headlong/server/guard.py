@@ -15,12 +15,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headlong.errors import HeadlongError
 from headlong.server.auth import is_loopback
-from headlong.server.errors import ApiError, as_api_error
+from headlong.server.error_counts import ErrorCounts
+from headlong.server.errors import CLIENT_GONE, ApiError, as_api_error
 from headlong.server.logs import log_request
 from headlong.server.reply import ClientGone, JsonReply
 
 log = logging.getLogger(__name__)
-ANTHROPIC = "/v1/messages"
+ANTHROPIC, OLLAMA = "/v1/messages", "/api/"
 MAX_REASON_CHARS = 500
 """The most characters of a refusal's reason that the log keeps."""
 HEADERS = {
@@ -34,8 +35,11 @@ class Guard:
     """ASGI middleware around the whole application. `keyless`: nothing but its origin tells a page's request from a
     program's; `local_only`: requests must name this machine as their host."""
 
-    def __init__(self, app: ASGIApp, *, origins: tuple[str, ...], keyless: bool, local_only: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, *, errors: ErrorCounts, origins: tuple[str, ...], keyless: bool, local_only: bool
+    ) -> None:
         self.app = app
+        self._errors = errors
         self._keyless = keyless
         self._origins = origins
         self._local_only = local_only
@@ -67,12 +71,13 @@ class Guard:
             self._check_origin(Headers(scope=scope))
             await self.app(scope, receive, send_marked)
         except ClientGone:
-            status = status or 499
+            status = status or CLIENT_GONE
         except Exception as error:
             if status:
                 raise  # half an answer is out; the connection must not look well
             await self._tell(error, scope, receive, send_marked)
         finally:
+            self._count(status, state.get("error"))
             if not state.get("recorded"):
                 log_request(
                     request_id=state["id"],
@@ -86,11 +91,17 @@ class Guard:
     async def _tell(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         told = as_api_error(error)
         scope["state"]["refusal"] = told.reason[:MAX_REASON_CHARS]
+        scope["state"]["error"] = told
         if told.status >= 500 and not isinstance(error, HeadlongError):
             log.error("request %s failed", scope["state"]["id"], exc_info=error)
-        dialect = scope["path"].startswith(ANTHROPIC)
-        data = told.anthropic(scope["state"]["id"]) if dialect else told.openai()
-        await JsonReply(data, told.status, told.headers)(scope, receive, send)
+        await JsonReply(_in_dialect(told, scope), told.status, told.headers)(scope, receive, send)
+
+    def _count(self, status: int, error: ApiError | None) -> None:
+        """Counts an answer that is an error, or a stream that ended with one."""
+        if error is not None:
+            self._errors.count(error.status, error.code or error.type)
+        elif status >= 400:
+            self._errors.count(status, "client_closed" if status == CLIENT_GONE else "other")
 
     def _check_origin(self, headers: Headers) -> None:
         if self._local_only and not is_loopback(_host(f"//{headers.get('host', '')}") or ""):
@@ -108,6 +119,12 @@ class Guard:
                 "origin: pages of other origins may not call this server; see cors_origins",
                 code="origin",
             )
+
+
+def _in_dialect(error: ApiError, scope: Scope) -> dict[str, Any]:
+    if scope["path"].startswith(ANTHROPIC):
+        return error.anthropic(scope["state"]["id"])
+    return error.ollama() if scope["path"].startswith(OLLAMA) else error.openai()
 
 
 def _host(url: str) -> str | None:

@@ -1,12 +1,9 @@
 """The answer of `/v1/messages`: one object, or the events that build it up."""
 
-import json
 from typing import Any
 
-from pydantic_core import from_json
-
 from headlong.server import accounting
-from headlong.server.blocks import Block, Change
+from headlong.server.blocks import Block, Change, arguments_object
 from headlong.server.errors import ApiError
 from headlong.server.generation import Job, Piece, Result
 from headlong.server.model import Model
@@ -111,18 +108,12 @@ def _content(block: Block, text: str) -> dict[str, Any]:
         case "text":
             return {"type": "text", "text": text}
         case "call":
-            return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": _input(text)}
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """The arguments of a call as an object, as clients read them from a stream: a value that the token limit cut off is
-    left out. It is empty if they hold what JSON cannot represent, such as 1e999."""
-    try:
-        given = from_json(arguments or "{}", allow_partial=True)
-        json.dumps(given, allow_nan=False)
-    except ValueError:
-        return {}
-    return given
+            return {
+                "type": "tool_use",
+                "id": block.call_id,
+                "name": block.name,
+                "input": arguments_object(text),
+            }
 
 
 def _event(name: str, /, **fields: Any) -> str:

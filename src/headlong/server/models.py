@@ -18,6 +18,7 @@ from headlong.option import Option, ValueType
 from headlong.server.aliases import drafting
 from headlong.server.body import read_json
 from headlong.server.errors import as_api_error
+from headlong.server.following import followed
 from headlong.server.pool import Model, ModelPool
 from headlong.server.reply import STREAM_HEADERS, JsonReply, event
 from headlong.server.schemas.base import Ours
@@ -141,20 +142,9 @@ async def unload_model(request: Request) -> Response:
 
 
 async def _progress_events(pool: ModelPool, name: str, options: dict[str, Any]) -> AsyncIterator[str]:
-    loop, reports = asyncio.get_running_loop(), asyncio.Queue[tuple[str, int, int] | None]()
-
-    def report(label: str, done: int, total: int) -> None:
-        loop.call_soon_threadsafe(reports.put_nowait, (label, done, total))
-
-    loading = asyncio.create_task(pool.load(name, options, report))
-    loading.add_done_callback(lambda done: (reports.put_nowait(None), done.cancelled() or done.exception()))
-    told: tuple[str, int] | None = None
-    while (entry := await reports.get()) is not None:
-        label, done, total = entry
-        percent = 100 * done // max(total, 1)
-        if (label, percent) != told:  # there is a report for every tensor
-            told = (label, percent)
-            yield event({"status": "loading", "label": label, "done": done, "total": total})
+    loading, reports = followed(lambda report: pool.load(name, options, report))
+    async for label, done, total in reports:
+        yield event({"status": "loading", "label": label, "done": done, "total": total})
     try:
         model = await loading
     except Exception as error:

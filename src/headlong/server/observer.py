@@ -9,20 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 
 from headlong.completion import Completion
 from headlong.server.admission_limit import AdmissionLimit
-from headlong.server.errors import ApiError
+from headlong.server.errors import CLIENT_GONE, ApiError
 from headlong.server.generation import Job, Piece, Result
 from headlong.server.logs import log_request
 from headlong.server.model import Model
+from headlong.server.request_metrics import RequestMetrics
 from headlong.server.settings import Settings
 
 HISTORY = 50
-CLIENT_GONE = 499
-_LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 @dataclass
@@ -71,19 +70,7 @@ class Observer:
         self.num_requests = 0
         self._settings = settings
         self._limit = limit
-
-        def histogram(name: str, text: str) -> Histogram:
-            return Histogram(f"headlong:{name}", text, ["model_name"], registry=registry, buckets=_LATENCIES)
-
-        self._first = histogram("time_to_first_token_seconds", "From a request's arrival to its first token.")
-        self._between = histogram("inter_token_latency_seconds", "Between two tokens of a choice.")
-        self._whole = histogram("e2e_request_latency_seconds", "From a request's arrival to its end.")
-        self._ended = Counter(
-            "headlong:request_success_total",
-            "Requests that ended, by how.",
-            ["model_name", "finished_reason"],
-            registry=registry,
-        )
+        self._metrics = RequestMetrics(registry, settings.request_timeout)
 
     def begin(self, request: Request, job: Job, model: Model) -> Record:
         prompt_tokens = sum(map(len, job.prompts))
@@ -100,14 +87,7 @@ class Observer:
             record.finish_reason = done[0].finish_reason
         self.num_requests += 1
         self._limit.took(result.seconds)
-        self._ended.labels(record.model, record.finish_reason).inc()
-        self._whole.labels(record.model).observe(result.seconds)
-        if result.first_token is not None:
-            self._first.labels(record.model).observe(result.first_token)
-        between = self._between.labels(record.model)
-        for gap, tokens in record.gaps:
-            for _ in range(tokens):
-                between.observe(gap / tokens)
+        self._metrics.ended(record.model, record.finish_reason, record.gaps, result)
         facts = _facts(record, result, done)
         self.history.appendleft(facts)
         log_request(**self._for_log(record, result, facts))

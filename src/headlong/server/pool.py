@@ -122,7 +122,7 @@ class ModelPool:
     ) -> Model:
         """Loads or reloads a model for an admin: one that serves, one of the library, a package's, or a repository.
         `options` are those of its engine that differ from the settings'."""
-        source = self._known(name) or self._library.by_admin(name)
+        source = self.source(name)
         if source is None:
             raise ApiError(
                 404,
@@ -149,6 +149,10 @@ class ModelPool:
                 code="model_not_found",
             )
         return {**options, "drafter": str(EMBEDDED if source.model is None else source.model)}
+
+    def source(self, name: str) -> Source | None:
+        """What loads the model that an admin names; None where there is no such model."""
+        return self._known(name) or self._library.by_admin(name)
 
     def unload(self, name: str | None) -> Model:
         """Retires a model; what runs on it goes on to its end."""
@@ -224,7 +228,7 @@ class ModelPool:
         started = time.monotonic()
         names = (self._settings.served_names if source == self._first else ()) or (source.id,)
         try:
-            model = await _in_thread(
+            model = await in_thread(
                 models.load, source, names, self._settings, options, self._loader, progress
             )
         except Exception as error:
@@ -285,7 +289,7 @@ async def _outcome(task: "asyncio.Task[Model]", source: Source) -> Model:
         ) from error
 
 
-async def _in_thread(function: Callable[..., Value], *args: Any) -> Value:
+async def in_thread(function: Callable[..., Value], *args: Any) -> Value:
     """Like `asyncio.to_thread`, in a thread that the end of the program does not wait for: loads can take hours."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Value] = loop.create_future()

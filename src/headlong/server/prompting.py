@@ -39,23 +39,31 @@ class Prompted:
     continued."""
 
 
-def chat_job(model: Model, body: ChatRequest, settings: Settings, job_id: str, endpoint: str) -> Job:
+def chat_job(
+    model: Model,
+    body: ChatRequest,
+    settings: Settings,
+    job_id: str,
+    endpoint: str,
+    *,
+    before: tuple[int, ...] = (),
+) -> Job:
+    """`before` are tokens of an earlier conversation, in front of what the template writes."""
     check_drafting(model, body)
     prompted = render(model, body)
+    tokens = (*before, *prompted.tokens)
     if body.stream and body.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs: not for streams; set stream to false")
     grammar = _grammar(model, body, prompted)
     params = body.params(
         sampling_defaults(model, settings),
-        max_tokens=output_tokens(
-            model, settings, len(prompted.tokens), body.max_completion_tokens or body.max_tokens
-        ),
+        max_tokens=output_tokens(model, settings, len(tokens), body.max_completion_tokens or body.max_tokens),
         logprobs=body.wants_logprobs,
         grammar=grammar,
     )
-    check_told((prompted.tokens,), params)
+    check_told((tokens,), params)
     parser = partial(model.format.parser, prompted.lead, prompted.tools)
-    return Job(job_id, endpoint, (prompted.tokens,), params, parser)
+    return Job(job_id, endpoint, (tokens,), params, parser)
 
 
 def render(model: Model, body: ChatRequest) -> Prompted:

@@ -32,6 +32,9 @@ BODY_GRACE_SECONDS = 1.0
 log = logging.getLogger(__name__)
 
 
+CountFn = Callable[[int, str], None]
+
+
 @dataclass(frozen=True)
 class Limits:
     """The limits of one connection, and how many there may be. The defaults are those of the settings."""
@@ -97,9 +100,14 @@ class _Transport:
         return getattr(self._transport, name)
 
 
-def guarded(limits: Limits) -> type["GuardedProtocol"]:
-    """The protocol class of one server."""
-    return type("GuardedProtocol", (GuardedProtocol,), {"limits": limits, "lingering": set()})
+def _uncounted(status: int, reason: str) -> None:
+    """Counts nothing."""
+
+
+def guarded(limits: Limits, count: CountFn = _uncounted) -> type["GuardedProtocol"]:
+    """The protocol class of one server. `count` is told of every refusal: its status and its code."""
+    own = {"limits": limits, "lingering": set(), "count": staticmethod(count)}
+    return type("GuardedProtocol", (GuardedProtocol,), own)
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -107,6 +115,7 @@ class GuardedProtocol(HttpToolsProtocol):
     the answer to the first, and the connection is closed."""
 
     limits = Limits()
+    count = staticmethod(_uncounted)
     lingering: ClassVar[set["GuardedProtocol"]] = set()
     """Connections that were answered for the last time while their client was still sending."""
 
@@ -286,6 +295,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._listen_no_more()
             return
         log.debug("connection refused", extra={"fields": {"status": refusal.status, "code": refusal.code}})
+        self.count(refusal.status, refusal.code)
         self._deaf = True
         silent = self._in_body and self.cycle.response_started
         if self._is_answering:

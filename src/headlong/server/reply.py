@@ -16,13 +16,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headlong.errors import HeadlongError
-from headlong.server.errors import ApiError, as_api_error
+from headlong.server.errors import CLIENT_GONE, ApiError, as_api_error
 from headlong.server.generation import Generation, Job, Piece, Result
 from headlong.server.observer import Observer
 
 log = logging.getLogger(__name__)
 DONE = "data: [DONE]\n\n"
 """The event that ends OpenAI's older streams."""
+SERVER_SENT = "text/event-stream"
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 Value = TypeVar("Value")
 
@@ -34,7 +35,7 @@ class WholeEncoder(Protocol):
 
 
 class Encoder(WholeEncoder, Protocol):
-    """Writes answers in one dialect. The streaming methods return server-sent events, or nothing."""
+    """Writes answers in one dialect. The streaming methods return whole events or lines, or nothing."""
 
     def start(self) -> str: ...
     def piece(self, piece: Piece) -> str: ...
@@ -91,8 +92,8 @@ class Exchange:
                 await unless_gone(self._request.receive, self._run(None))
                 return JsonReply(encoder.whole(self._generation.result))
 
-    def stream(self, encoder: Encoder) -> Response:
-        return _EventStream(self, encoder)
+    def stream(self, encoder: Encoder, media_type: str = SERVER_SENT) -> Response:
+        return _Stream(self, encoder, media_type)
 
     async def send_all(self, send: Send, encoder: Encoder) -> None:
         """Sends a stream to its end, which may be an error said in the stream's own way."""
@@ -110,6 +111,7 @@ class Exchange:
         except Exception as error:
             told = _told(error)
             self._record.failed(told)
+            self._request.state.error = told
             await write(encoder.error(told))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -138,6 +140,7 @@ class Exchange:
             yield
         except (ClientGone, asyncio.CancelledError):
             self._record.gone()
+            self._request.state.error = ApiError(CLIENT_GONE, "the client left", code="client_closed")
             raise
         except Exception as error:
             self._record.failed(_told(error))
@@ -146,13 +149,11 @@ class Exchange:
             self._observer.finish(self._record, self._generation.result)
 
 
-class _EventStream(Response):
+class _Stream(Response):
     """A response whose body is made while it is sent."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, exchange: Exchange, encoder: Encoder) -> None:
-        super().__init__(headers=STREAM_HEADERS)
+    def __init__(self, exchange: Exchange, encoder: Encoder, media_type: str) -> None:
+        super().__init__(headers=STREAM_HEADERS, media_type=media_type)
         del self.headers["content-length"]
         self._exchange = exchange
         self._encoder = encoder

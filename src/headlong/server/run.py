@@ -53,7 +53,7 @@ async def _run(settings: Settings, loader: EngineLoader, auth: Auth, listener: s
     server = _Server(
         uvicorn.Config(
             app,
-            http=guarded(Limits.of(settings)),
+            http=guarded(Limits.of(settings), app.state.server.errors.count),
             ws="none",
             lifespan="off",
             loop="asyncio",
