@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
+
 from headlong import LLM, SamplingParams
 from headlong.engine import metrics as metrics_module
+from headlong.engine.collect import Collector
 from headlong.engine.metrics import Metrics, Totals
 from headlong.types import Request, RowOutput, StepOutput
 
@@ -89,3 +92,26 @@ def test_refused_drafts_complete_the_accepted_ones(llm):
             assert chunk.token_ids[-1] != chunk.rejected[0]
             refused += 1
     assert refused > 3
+
+
+@pytest.mark.parametrize(
+    ("adaptive", "steps", "why"),
+    [
+        (True, 1, "the output ended before"),
+        (True, 20, "plain decoding was quicker"),
+        (False, 20, "the drafter proposed nothing"),
+    ],
+)
+def test_an_answer_without_drafts_says_why(adaptive, steps, why):
+    request = Request("a", (1, 2), SamplingParams(max_tokens=40), seed=0, draft_tokens=3, adaptive=adaptive)
+    collector = Collector(request, None)
+
+    def give(**more) -> None:
+        collector.take(StepOutput(), RowOutput(request, (5,), "a", 0, 0, (False,), **more))
+
+    give(is_first=True)
+    for number in range(steps):
+        give(finish_reason="length" if number == steps - 1 else None)
+    assert collector.completion is not None
+    status = collector.completion.stats.mtp
+    assert not status and status.reason is not None and why in status.reason

@@ -113,4 +113,8 @@ class Collector:
             return MtpStatus(True)
         if self._why_no_drafts is not None:
             return MtpStatus(False, self._why_no_drafts)
-        return MtpStatus(False, "the output ended before a draft could be of use")
+        if self._steps <= 1:
+            return MtpStatus(False, "the output ended before a draft could be of use")
+        if self.request.adaptive:
+            return MtpStatus(False, "plain decoding was quicker, so nothing was drafted")
+        return MtpStatus(False, "the drafter proposed nothing")
