@@ -42,7 +42,8 @@ class AsyncLLM:
         self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None, **template: Any
     ) -> AsyncGenerator[Chunk, None]:
         """Yields what each step adds. Leaving the loop early cancels the rest and frees its pages at once."""
-        requests = await asyncio.to_thread(self._requests, prompt, params or SamplingParams(), template)
+        params = params or self.client.description.recommended_params()
+        requests = await asyncio.to_thread(self._requests, prompt, params, template)
         async with contextlib.aclosing(self.client.stream(requests)) as chunks:
             async for chunk in chunks:
                 yield chunk

@@ -75,6 +75,22 @@ class EngineConfig:
         None, "text", "the model that drafts, for the proposer draft", low=1, high=512
     )
     """The model that drafts with the proposer `draft`: a folder, a .gguf file or a repository id."""
+    generation_config: str = _option(
+        "auto",
+        "text",
+        "sampling where a request names nothing: the model's generation_config.json (auto), none, or that of a folder",
+        metavar="auto|none|DIR",
+        local=True,
+    )
+    """The generation_config.json that says how to sample where a request does not."""
+    chat_template: str | None = _option(
+        None,
+        "text",
+        "a Jinja file, or the template itself, in place of the model's own",
+        metavar="FILE",
+        local=True,
+    )
+    """The chat template to use in place of the one that comes with the model."""
     prefix_cache: bool = _option(True, "switch", "keep what rows computed, for prompts that begin alike")
     device: str = _option("auto", "text", "auto, cpu, cuda or cuda:1", metavar="NAME")
     dtype: str = _option("auto", "text", "auto, bfloat16, float16, float32 or float64", metavar="NAME")

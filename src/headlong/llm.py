@@ -120,7 +120,8 @@ class LLM:
     def generate(self, prompts: Any, params: Params = None) -> Any:
         """Continues a text or token ids, or a list of either; all of them run at the same time.
 
-        A list of params gives each prompt its own. With `n > 1` the further ones are in `.choices`.
+        Without params sampling is as the model's authors suggest; a list gives each prompt its own. With `n > 1` the
+        further ones are in `.choices`.
         """
         single = isinstance(prompts, str) or not isinstance(prompts, Sequence) or _is_token_ids(prompts)
         batch = [prompts] if single else list(prompts)
@@ -154,7 +155,7 @@ class LLM:
             tokens = self.text.encode(prompt)  # type: ignore[arg-type]
         else:
             tokens = self.text.encode_chat(prompt, **template)  # type: ignore[arg-type]
-        requests = self._requests(tokens, params or SamplingParams())
+        requests = self._requests(tokens, params or self.recommended_params())
         for request in requests:
             self.engine.check(request)
         return self._stream(requests)
@@ -223,10 +224,9 @@ class LLM:
             for group in groups
         ]
 
-    @staticmethod
-    def _spread(params: Params, count: int, single: bool) -> list[SamplingParams]:
+    def _spread(self, params: Params, count: int, single: bool) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
-            return [params or SamplingParams()] * count
+            return [params or self.recommended_params()] * count
         if single:
             raise RequestError("params is a list, but there is one prompt; pass one SamplingParams")
         if len(params) != count:

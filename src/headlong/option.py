@@ -31,6 +31,8 @@ class Option:
     """Further names of its flag, as other servers have them."""
     aliases: tuple[str, ...] = ()
     """Further names of its field in a request to load a model."""
+    local: bool = False
+    """Whether only those who start an engine may set it, and no request: it may name a file of this machine."""
     metavar: str = ""
     """What stands for the value in help; empty for the word of its type."""
 

@@ -38,7 +38,7 @@ def test_json_of_the_embedded_model(headlong: Headlong, tensors: dict[str, torch
     found = json.loads(done.out)
     assert set(found) == {
         *("path", "servable", "reason", "architecture", "bytes", "parameters"),
-        *("modules", "skipped", "state", "head"),
+        *("modules", "skipped", "state", "head", "sampling"),
     }
     assert found["servable"] and found["reason"] is None
     verdict = found["head"].pop("verdict")

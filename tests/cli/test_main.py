@@ -54,7 +54,7 @@ def test_public_names_are_all_there() -> None:
     ("words", "complaint"),
     [
         ("nonsense", "invalid choice: 'nonsense'"),
-        ("run", "the following arguments are required: PROMPT"),
+        ("run", "there is nothing to run; give a PROMPT, or a MODEL to chat with"),
         ("run a b c", "unrecognized arguments: c"),
         ("run --bogus hello", "unrecognized arguments: --bogus"),
         ("run --max-tokens many hello", "--max-tokens: must be a whole number, not 'many'"),

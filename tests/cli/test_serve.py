@@ -23,6 +23,7 @@ from headlong.server.settings import OPTIONS
 from support.command import Headlong
 
 PATIENCE = 120
+COMMAND = "import sys; from headlong.cli.main import main; sys.exit(main())"
 KEY, ADMIN = "a-user-s-key-for-tests", "an-admin-s-key-for-tests"
 STORY = {
     "messages": [{"role": "user", "content": "Tell me a secret story."}],
@@ -43,12 +44,12 @@ def loggers_put_back() -> Iterator[None]:
 
 
 class Serving:
-    """A `headlong serve` process on a free port."""
+    """A `headlong serve` process on a free port; `before` is run first in it."""
 
-    def __init__(self, *flags: str, **environment: str) -> None:
+    def __init__(self, *flags: str, before: str = "", **environment: str) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("HEADLONG_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "headlong.cli.main", "serve", "--port", "0", *flags],
+            [sys.executable, "-c", f"{before}\n{COMMAND}", "serve", "--port", "0", *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -84,8 +85,8 @@ class Serving:
 
 
 @contextlib.contextmanager
-def serving(*flags: str, **environment: str) -> Iterator[Serving]:
-    server = Serving(*flags, **environment)
+def serving(*flags: str, before: str = "", **environment: str) -> Iterator[Serving]:
+    server = Serving(*flags, before=before, **environment)
     try:
         yield server
     finally:
@@ -145,6 +146,11 @@ def test_keys_requests_and_a_clean_end(tmp_path) -> None:
     assert code == 0
     assert running.result is not None and running.result[0] == 200
     assert running.result[1]["usage"]["completion_tokens"] == 400 and running.result[1]["model"] == "story"
+    assert any(
+        entry["message"]
+        == "sampling where a request does not say: temperature 0.7, top_p 0.9, repetition_penalty 1.15"
+        for entry in entries
+    )
     assert any("HEADLONG_PORT" in entry["message"] for entry in entries)
     assert not [entry for entry in entries if "exception" in entry]
     (done,) = [entry for entry in entries if entry.get("completion_tokens") == 400]
@@ -176,12 +182,15 @@ def test_an_open_server_says_so_and_a_second_signal_does_not_wait() -> None:
     assert any("no API key" in text for text in warnings) and any("admin_keys" in text for text in warnings)
 
 
-def test_draining_has_an_end() -> None:
-    with serving("--drain-timeout", "0.3") as server:
+def test_draining_has_an_end_and_slow_kernels_are_told() -> None:
+    without = "from headlong.ops import native; native.library = lambda: None"
+    with serving("--drain-timeout", "0.3", before=without) as server:
         running = Answer(server, 4000)
         until(lambda: server.ask("/v1/stats")[1]["rows"]["running"] == 1)
         server.signal(signal.SIGTERM)
-        assert_cancelled(server, running)
+        entries = assert_cancelled(server, running)
+    (warning,) = [entry["message"] for entry in entries if entry["level"] == "warning"]
+    assert "no native CPU kernels" in warning and "install gcc" in warning
 
 
 def assert_cancelled(server: Serving, running: Answer) -> list[dict]:

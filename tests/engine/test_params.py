@@ -72,6 +72,7 @@ class TestParams:
 
     def test_recommended(self, llm):
         params = llm.recommended_params(max_tokens=5)
-        assert (params.temperature, params.top_k, params.max_tokens) == (0.6, 40, 5)
+        assert (params.temperature, params.top_p, params.repetition_penalty) == (0.7, 0.9, 1.15)
+        assert params.max_tokens == 5 and llm.recommended_params().max_tokens == SamplingParams.max_tokens
         with pytest.raises(ConfigError, match="temperature"):
             llm.recommended_params(temperature=-1)

@@ -20,11 +20,16 @@ from headlong.server.protocol import Limits, guarded
 from headlong.server.run import bind
 from headlong.server.settings import Settings
 
+SAMPLING = {"temperature": 0.6, "top_k": 40, "top_p": 1.0, "repetition_penalty": 1.0}
+
 
 class RunningServer:
-    """`with RunningServer(max_rows=4) as server:`; keywords are settings. Engines are real unless a loader is given."""
+    """`with RunningServer(max_rows=4) as server:`; keywords are settings. Engines are real unless a loader is given;
+    requests that say nothing are then sampled as `SAMPLING` has it, whatever the embedded model recommends."""
 
     def __init__(self, *, loader: EngineLoader | None = None, **options: Any) -> None:
+        if loader is None and "generation_config" not in options:
+            options.setdefault("sampling", SAMPLING)
         self.settings = Settings.of(port=0, **options)
         self._loader = loader or LocalEngines()
         self._ready = threading.Event()

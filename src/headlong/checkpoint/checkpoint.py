@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from headlong.checkpoint.generation import read_beside
 from headlong.checkpoint.gguf import GgufFile, open_gguf
 from headlong.checkpoint.gguf_config import generation_config
 from headlong.checkpoint.gguf_names import in_head, num_main_layers
@@ -23,7 +24,6 @@ from headlong.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 CONFIG = "config.json"
-GENERATION_CONFIG = "generation_config.json"
 QUANT_CONFIG = "hf_quant_config.json"
 
 
@@ -67,7 +67,7 @@ class Checkpoint:
         return cls(
             folder=path,
             config=config,
-            generation_config=_read_optional(path / GENERATION_CONFIG),
+            generation_config=read_beside(path),
             tensors=tensors,
             sidecars=frozenset(path / name for name in shards.sidecars),
             mlx_files=mlx_files,
@@ -170,7 +170,7 @@ def _open_gguf(path: Path, opened: Path) -> Checkpoint:
     return Checkpoint(
         folder=opened,
         config={},
-        generation_config=generation_config(main.metadata),
+        generation_config=generation_config(main.metadata) | read_beside(path),
         tensors=tensors,
         sidecars=frozenset(sidecars),
         gguf_layers=layers,

@@ -97,8 +97,19 @@ def generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The generation_config.json for the sampling that a GGUF file recommends; empty where it recommends none."""
     given = {field: metadata.get(f"general.sampling.{key}") for field, key in SAMPLING.items()}
     numbers = {
-        field: value
+        field: _as_written(value)
         for field, value in given.items()
         if isinstance(value, (int, float)) and not isinstance(value, bool)
     }
     return {"do_sample": True} | numbers if numbers else {}
+
+
+def _as_written(value: float) -> float:
+    """The short number that somebody wrote, such as 0.9, of the float32 that GGUF keeps of it."""
+    if not isinstance(value, float):
+        return value
+    short = float(f"{value:.7g}")
+    try:
+        return short if struct.pack("f", short) == struct.pack("f", value) else value
+    except OverflowError:  # a float64 that no float32 holds
+        return value

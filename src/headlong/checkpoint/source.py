@@ -60,6 +60,21 @@ def resolve(model: str | Path | None, *, revision: str | None = None, progress: 
     return _resolve_repo(model, revision, progress)
 
 
+def names_model(text: str) -> bool:
+    """Whether a word is a model's name rather than anything else a person may write: that of the embedded model or of
+    a package, a path that exists and holds one, or `owner/name`. The network is not asked."""
+    if text in (EMBEDDED_NAME, *packages.PACKAGES) or _is_repo_id(text):
+        return True
+    try:
+        return (
+            bool(text.strip())
+            and Path(text).expanduser().exists()
+            and bool(_check_path(Path(text).expanduser()))
+        )
+    except (CheckpointError, OSError, ValueError, RuntimeError):
+        return False
+
+
 def _is_repo_id(text: str) -> bool:
     return (
         bool(_REPO_ID.fullmatch(text))

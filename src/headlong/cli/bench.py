@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import headlong
 from headlong.cli import options, summary
 from headlong.cli.prompts import encode, read_prompts
-from headlong.cli.terminal import console
+from headlong.cli.terminal import console, tell_if_slow
 from headlong.config import with_room_for_drafts
 from headlong.errors import RequestError
 from headlong.params import SamplingParams
@@ -100,6 +100,7 @@ def execute(args: argparse.Namespace) -> int:
     }
     wanted = with_room_for_drafts(wanted)
     llm = LLM(args.model, max_rows=args.rows, progress=progress, **wanted)
+    tell_if_slow(llm)
     encoded = [encode(llm, prompt, raw=args.raw) for prompt in prompts]
     try:
         results = measure.measure(llm, encoded, params, depths, args.rounds, args.rows, progress)

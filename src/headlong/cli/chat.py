@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headlong.cli import options, summary
 from headlong.cli.drafts import AnswerWriter
-from headlong.cli.terminal import note, wants_colour
+from headlong.cli.terminal import note, tell_if_slow, wants_colour
 from headlong.errors import RequestError
 from headlong.params import SamplingParams
 
@@ -41,6 +41,8 @@ def add_parser(commands: Any) -> None:
     )
     options.add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
+    options.add_chat_template(parser)
+    options.add_generation_config(parser)
     options.add_draft_tokens(parser)
     options.add_colour(parser)
     options.add_engine(parser)
@@ -49,14 +51,16 @@ def add_parser(commands: Any) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
+    """Talks until the person leaves. `headlong run MODEL` comes here, too."""
     changes = options.sampling_options(args, max_tokens=MAX_TOKENS)
     from headlong.llm import LLM
 
     llm = LLM(args.model, max_rows=1, **options.engine_options(args))
+    tell_if_slow(llm)
     if llm.text.template is None:
         raise RequestError(f"{llm.description.folder} has no chat template; use `headlong run --raw` with it")
     tint = args.show_drafts and wants_colour(args.color, sys.stdout)
-    conversation = Conversation(llm, llm.recommended_params(**changes), args.system, tint)
+    conversation = Conversation(llm, llm.recommended_params(**changes), getattr(args, "system", None), tint)
     if sys.stdin.isatty():
         note(HELP + ("" if llm.mtp_refusal is None else f"\nMTP off: {llm.mtp_refusal}"))
     for line in _lines():

@@ -5,8 +5,9 @@ Joins the headers with the model they should fit. Knows no terminal; `inspect` p
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from headlong.checkpoint import source
+from headlong.checkpoint import generation, source
 from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.checkpoint.detect import HEAD
 from headlong.checkpoint.load import Expectations
@@ -76,6 +77,8 @@ class Facts:
     skipped: list[SkippedTensors] = field(default_factory=list)
     state: StateCost | None = None
     head: HeadFacts = NO_TARGET
+    sampling: dict[str, Any] | None = None
+    """What `run`, `chat` and `serve` take where nobody says; None where the model could not be opened."""
 
     @property
     def servable(self) -> bool:
@@ -122,6 +125,9 @@ def gather(
         ],
         state=None if blueprint is None or ops is None else _state_cost(blueprint, ops, context, batch),
         head=head,
+        sampling=generation.sampling(
+            generation.chosen(config.generation_config, checkpoint.generation_config)
+        ),
     )
 
 

@@ -47,6 +47,7 @@ def add_parser(commands: Any) -> None:
         help="count the state of sequences this long (default: all)",
     )
     parser.add_argument("--batch", type=options.whole, metavar="N", help="and this many of them (default: 1)")
+    options.add_generation_config(parser)
     options.add_engine(parser)
     parser.set_defaults(execute=execute)
 
@@ -101,6 +102,7 @@ def as_json(facts: "Facts") -> dict[str, Any]:
         ],
         "state": None if facts.state is None else _state(facts.state),
         "head": asdict(facts.head) | {"verdict": _verdict(facts)},
+        "sampling": facts.sampling,
     }
 
 
@@ -139,6 +141,8 @@ def _architecture(facts: "Facts") -> dict[str, Any] | None:
 def _print(facts: "Facts") -> None:
     from rich.filesize import decimal
 
+    from headlong.checkpoint.generation import in_words
+
     out = console()
     out.print(str(facts.folder))
     out.print(_architecture_line(facts))
@@ -167,6 +171,9 @@ def _print(facts: "Facts") -> None:
             f"for {summary.counted(state.batch, 'sequence')} of {state.context} tokens on {facts.device}"
         )
     out.print(f"MTP:    {_verdict(facts)}")
+    if facts.sampling is not None:
+        told = in_words(facts.sampling) if facts.sampling else "nothing recommended"
+        out.print(f"sampling where nobody says: {told}")
     out.print("can be served" if facts.servable else f"cannot be served: {facts.reason}")
 
 

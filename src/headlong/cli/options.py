@@ -102,6 +102,14 @@ def _add_engine_option(group: Any, name: str) -> None:
     )
 
 
+def add_generation_config(parser: argparse.ArgumentParser) -> None:
+    _add_engine_option(parser, "generation_config")
+
+
+def add_chat_template(parser: argparse.ArgumentParser) -> None:
+    _add_engine_option(parser, "chat_template")
+
+
 def add_draft_tokens(parser: argparse.ArgumentParser) -> None:
     _add_engine_option(parser, "draft_tokens")
 

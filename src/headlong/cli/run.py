@@ -6,10 +6,10 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from headlong.cli import options, summary
+from headlong.cli import chat, options, summary
 from headlong.cli.drafts import AnswerWriter
 from headlong.cli.prompts import encode
-from headlong.cli.terminal import note, wants_colour
+from headlong.cli.terminal import note, tell_if_slow, wants_colour
 from headlong.errors import RequestError
 from headlong.params import SamplingParams
 from headlong.progress import ProgressFn, default_progress
@@ -23,10 +23,14 @@ EPILOG = """\
 examples:
   headlong run "Write a poem about the sea."
   headlong run smollm2 "What is a lighthouse for?"
+  headlong run smollm2
   headlong run --show-drafts --draft-tokens 4 "Tell me how bread is made."
   headlong run Qwen/Qwen3.5-0.8B --temperature 0.7 --seed 1 "Name a colour."
   echo "Once upon a time" | headlong run --raw -
 
+MODEL alone opens a chat with it; a word that names no model is a prompt. Where stdin is no terminal, what
+it holds is the prompt. Sampling is as the model's authors suggest (generation_config.json) where no flag
+says otherwise; --temperature 0 is greedy.
 The text goes to stdout, the statistics to stderr. With --compare the exit code is 1 if the tokens differ.
 """
 
@@ -34,13 +38,15 @@ The text goes to stdout, the statistics to stderr. With --compare the exit code 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "run",
-        usage="headlong run [options] [MODEL] PROMPT",
-        help="generate from one prompt",
+        usage="headlong run [options] [MODEL] [PROMPT]",
+        help="generate from one prompt, or chat with a model",
         description="Generates from one prompt and says how fast, and how often the drafts were right.",
         epilog=EPILOG,
     )
     options.add_model(parser)
-    parser.add_argument("prompt", metavar="PROMPT", help="the prompt; - reads it from stdin")
+    parser.add_argument(
+        "prompt", nargs="?", metavar="PROMPT", help="the prompt; - reads it from stdin; without it, a chat"
+    )
     parser.add_argument(
         "--raw", action="store_true", help="pass the prompt as it is, without a chat template"
     )
@@ -49,6 +55,8 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="generate again without drafting: check that the tokens are identical, measure the speed-up",
     )
+    options.add_chat_template(parser)
+    options.add_generation_config(parser)
     options.add_draft_tokens(parser)
     options.add_colour(parser)
     options.add_engine(parser)
@@ -57,16 +65,22 @@ def add_parser(commands: Any) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    params = SamplingParams(**options.sampling_options(args))
-    if args.compare:
-        params = _repeatable(params)
-    prompt = sys.stdin.read().rstrip("\n") if args.prompt == "-" else args.prompt
+    model, prompt = _words(args)
+    if prompt is None and sys.stdin.isatty():
+        return _chat(args, model)
+    given = options.sampling_options(args, max_tokens=SamplingParams.max_tokens)
+    if prompt in (None, "-"):
+        prompt = sys.stdin.read().rstrip("\n")
     if not prompt:
         raise RequestError("prompt is empty; give it as the last argument, or - to read it from stdin")
     from headlong.llm import LLM
 
     progress = default_progress()
-    llm = LLM(args.model, max_rows=1, progress=progress, **options.engine_options(args))
+    llm = LLM(model, max_rows=1, progress=progress, **options.engine_options(args))
+    tell_if_slow(llm)
+    params = llm.recommended_params(**given)
+    if args.compare:
+        params = _repeatable(params)
     tokens = encode(llm, prompt, raw=args.raw)
     done = _stream(llm, tokens, params, tint=args.show_drafts and wants_colour(args.color, sys.stdout))
     if args.compare and done.stats.mtp:
@@ -74,6 +88,27 @@ def execute(args: argparse.Namespace) -> int:
     parts = summary.describe(done)
     note(summary.SEPARATOR.join([*parts, "nothing to compare"] if args.compare else parts))
     return 0
+
+
+def _words(args: argparse.Namespace) -> tuple[str | None, str | None]:
+    """The model and the prompt. One word alone is a model if it names one, else a prompt."""
+    if args.prompt is not None:
+        return args.model, args.prompt
+    if args.model is None:
+        raise RequestError("there is nothing to run; give a PROMPT, or a MODEL to chat with")
+    from headlong.checkpoint.source import names_model
+
+    return (args.model, None) if names_model(args.model) else (None, args.model)
+
+
+def _chat(args: argparse.Namespace, model: str | None) -> int:
+    for name in ("raw", "compare"):
+        if getattr(args, name):
+            raise RequestError(
+                f"--{name} needs a prompt, and {model!r} names a model; give the prompt after it"
+            )
+    args.model = model
+    return chat.execute(args)
 
 
 def _repeatable(params: SamplingParams) -> SamplingParams:

@@ -7,6 +7,8 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from headlong.llm import LLM
+
 WIDE = 200
 """Columns where nobody is watching, so that a pipe gets whole paths."""
 
@@ -22,6 +24,12 @@ def note(text: str) -> None:
     """One line for the person, on stderr, dim on a terminal."""
     dim = wants_colour("auto", sys.stderr)
     print(f"\x1b[2m{text}\x1b[22m" if dim else text, file=sys.stderr, flush=True)
+
+
+def tell_if_slow(llm: "LLM") -> None:
+    """Says on stderr what it costs that this machine lacks something, and how to get it."""
+    if llm.description.slow is not None:
+        note(llm.description.slow)
 
 
 def console() -> "Console":

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from headlong.checkpoint.checkpoint import CONFIG, GENERATION_CONFIG, Checkpoint
+from headlong.checkpoint.checkpoint import CONFIG, Checkpoint
+from headlong.checkpoint.generation import GENERATION_CONFIG
 from headlong.checkpoint.gguf_names import ROPE_FACTORS
 from headlong.checkpoint.tensor_info import TORCH_DTYPES
 from headlong.checkpoint.writing import Entry, replacing_folder, write_sharded

@@ -56,8 +56,18 @@ class EngineDescription:
     """All that the costs of a step depend on: two engines are alike where these are equal."""
     recommended: Mapping[str, Any] = field(default_factory=dict)
     """Sampling parameters that the checkpoint's authors suggest."""
+    recommended_tokens: int | None = None
+    """How long they suggest that an answer may get."""
     plain_tokens_per_second: float | None = None
     """The speed of plain decoding with one row, measured when the engine was loaded; None where nobody measured."""
+
+    slow: str | None = None
+    """What it costs that the engine's machine lacks something, and how to get it; None where it lacks nothing."""
+
+    def recommended_params(self) -> SamplingParams:
+        """What the checkpoint's authors suggest, as a request that says nothing is sampled."""
+        length = {} if self.recommended_tokens is None else {"max_tokens": self.recommended_tokens}
+        return SamplingParams(**(length | dict(self.recommended)))
 
 
 @dataclass(frozen=True)

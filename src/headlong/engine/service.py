@@ -5,12 +5,12 @@ What the synchronous front end and the engine's thread share. Turns prompts into
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headlong.checkpoint import source
+from headlong.checkpoint import generation, source
 from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.config import EngineConfig
 from headlong.engine.accounting import refusing_oom
@@ -21,12 +21,13 @@ from headlong.engine.collect import Collector
 from headlong.engine.engine import Engine
 from headlong.engine.proposers import load_draft_model
 from headlong.errors import CheckpointError, ConfigError, RequestError
+from headlong.ops.registry import shortfall
 from headlong.params import SamplingParams
 from headlong.progress import ProgressFn, silent
 from headlong.text.codec import TextCodec
 from headlong.text.gguf_tokenizer import tokenizer_from_gguf
 from headlong.text.grammar import GrammarCompiler
-from headlong.text.template import ChatTemplate
+from headlong.text.template import ChatTemplate, read_template
 from headlong.text.tokenizer import Tokenizer
 from headlong.types import Constraint, Request
 
@@ -42,7 +43,7 @@ class Service:
     text: TextCodec
     eos_ids: frozenset[int]
     recommended: Mapping[str, Any]
-    """The checkpoint's generation_config."""
+    """The generation_config that says how to sample where a request does not."""
     head_refusal: str | None
     grammars: GrammarCompiler | None = None
     """None where there is no tokenizer."""
@@ -53,17 +54,17 @@ class Service:
         folder = source.resolve(model, progress=progress)
         checkpoint = Checkpoint.open(folder)
         blueprint = survey(checkpoint, config)
+        recommended = generation.chosen(config.generation_config, checkpoint.generation_config)
         tokenizer = _tokenizer(checkpoint)
+        template = _template(tokenizer, config.chat_template)
         with refusing_oom():
             built = build(blueprint, device=device, progress=progress)
             drafter = load_draft_model(config, blueprint.config.vocab_size, device, progress)
-        eos_ids = _eos_ids(checkpoint, blueprint.config.eos_token_ids, tokenizer)
+        listed = (checkpoint.generation_config, recommended)
+        eos_ids = _eos_ids(listed, blueprint.config.eos_token_ids, tokenizer)
         engine = assemble(built, config, tokenizer, drafter, eos_ids)
         for line in engine.memory.lines():
             log.info(line)
-        template = None
-        if tokenizer is not None and tokenizer.chat_template:
-            template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
         grammars = None
         if tokenizer is not None:
             grammars = GrammarCompiler(tokenizer, blueprint.config.vocab_size, eos_ids)
@@ -72,7 +73,7 @@ class Service:
             folder=folder,
             text=TextCodec(str(folder), tokenizer, template),
             eos_ids=eos_ids,
-            recommended=checkpoint.generation_config,
+            recommended=recommended,
             head_refusal=None if engine.max_drafts else built.head_refusal,
             grammars=grammars,
         )
@@ -131,7 +132,9 @@ class Service:
             memory=engine.memory,
             conditions=engine.conditions,
             recommended=self.recommended_sampling(),
+            recommended_tokens=generation.output_tokens(self.recommended),
             plain_tokens_per_second=plain_tokens_per_second,
+            slow=shortfall(ops),
         )
 
     def collector(self, request: Request) -> Collector:
@@ -143,8 +146,10 @@ class Service:
 
     def recommended_params(self, **overrides: Any) -> SamplingParams:
         """Sampling as the checkpoint's authors suggest, with changes of your own."""
+        length = generation.output_tokens(self.recommended)
+        given = {} if length is None else {"max_tokens": length}
         try:
-            return SamplingParams(**(self.recommended_sampling() | overrides))
+            return SamplingParams(**(given | self.recommended_sampling() | overrides))
         except RequestError as error:
             raise ConfigError(
                 f"generation_config.json of {self.folder} or the changes to it: {error}"
@@ -152,11 +157,7 @@ class Service:
 
     def recommended_sampling(self) -> dict[str, Any]:
         """The sampling fields that generation_config.json has; nothing where it has none."""
-        known = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-        given = {name: self.recommended[name] for name in known if self.recommended.get(name) is not None}
-        if self.recommended.get("do_sample", bool(given)):
-            return given
-        return given | ({"temperature": 0.0} if "do_sample" in self.recommended else {})
+        return generation.sampling(self.recommended)
 
 
 def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
@@ -171,14 +172,29 @@ def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
         raise CheckpointError(f"{checkpoint.folder}: {error}") from error
 
 
+def _template(tokenizer: Tokenizer | None, wanted: str | None) -> ChatTemplate | None:
+    """The model's own chat template, or the one that is wanted in its place: a file, or the template itself."""
+    if tokenizer is None:
+        return None
+    own = tokenizer.chat_template
+    if wanted is None:
+        return ChatTemplate(own, tokenizer.special_tokens) if own else None
+    try:
+        return ChatTemplate(read_template(wanted), tokenizer.special_tokens)
+    except RequestError as error:
+        raise ConfigError(str(error)) from None
+
+
 def _eos_ids(
-    checkpoint: Checkpoint, from_config: tuple[int, ...], tokenizer: Tokenizer | None
+    recommendations: Sequence[Mapping[str, Any]], from_config: tuple[int, ...], tokenizer: Tokenizer | None
 ) -> frozenset[int]:
+    """All that may end a text. What the model's own file says of its ends holds whoever else says how to sample."""
     ids = set(from_config)
-    listed = checkpoint.generation_config.get("eos_token_id")
-    for token in listed if isinstance(listed, list) else [listed]:
-        if isinstance(token, int) and not isinstance(token, bool):
-            ids.add(token)
+    for recommendation in recommendations:
+        listed = recommendation.get("eos_token_id")
+        for token in listed if isinstance(listed, list) else [listed]:
+            if isinstance(token, int) and not isinstance(token, bool):
+                ids.add(token)
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         ids.add(tokenizer.eos_token_id)
     return frozenset(ids)

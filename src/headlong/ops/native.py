@@ -18,6 +18,7 @@ from headlong.env import native_library, native_ops_wanted
 from headlong.errors import ConfigError
 
 log = logging.getLogger(__name__)
+NOT_BUILT = "are not built"
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES = {
     "headlong_rms_norm": (_POINTER, _POINTER, _FLOAT, _POINTER, _LONG, _LONG, _INT),
@@ -110,7 +111,7 @@ def refusal(dtype: torch.dtype, device: torch.device) -> str | None:
         return f"run on the CPU, not on {device.type}"
     if dtype not in (torch.float32, torch.bfloat16):
         return f"take float32 and bfloat16, not {dtype}"
-    return "are not built" if library() is None else None
+    return NOT_BUILT if library() is None else None
 
 
 def kernel(name: str) -> Callable[..., None]:

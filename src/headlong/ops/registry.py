@@ -5,6 +5,7 @@ from importlib import import_module
 
 import torch
 
+from headlong.env import native_ops_wanted
 from headlong.ops import native
 from headlong.ops.backend import NEAR_TIES, Backend
 from headlong.ops.linear.onednn import cpu_multiplies_bfloat16
@@ -13,6 +14,11 @@ from headlong.ops.reference_backend import ReferenceBackend
 from headlong.ops.triton_step import refusal as triton_refusal
 
 log = logging.getLogger(__name__)
+NO_LIBRARY = (
+    "no native CPU kernels here (no C compiler at install): the reference ops serve, with the same tokens, about fifty "
+    "times slower; install gcc and run `pip install --force-reinstall --no-deps --no-binary headlong headlong`, or "
+    "`pip install -e .` in a checkout"
+)
 
 
 def choose_backend(dtype: torch.dtype, device: torch.device) -> Backend:
@@ -28,6 +34,16 @@ def choose_backend(dtype: torch.dtype, device: torch.device) -> Backend:
     if device.type == "cpu":
         log.info("native kernels %s: the reference ops serve", reason)
     return ReferenceBackend(dtype, device)
+
+
+def shortfall(ops: Backend) -> str | None:
+    """What it costs that the reference serves for want of a native library, and how to get one, in a line; None where
+    something faster serves, or where somebody chose the reference."""
+    if type(ops) is not ReferenceBackend or ops.device.type != "cpu" or not native_ops_wanted():
+        return None
+    if native.refusal(ops.dtype, ops.device) != native.NOT_BUILT:
+        return None
+    return NO_LIBRARY
 
 
 def default_dtype(device: torch.device, stored: torch.dtype | None) -> torch.dtype:

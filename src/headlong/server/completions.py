@@ -22,7 +22,6 @@ from headlong.server.prompting import (
     check_told,
     output_tokens,
     requested_grammar,
-    sampling_defaults,
     sampling_fields,
     truncated,
 )
@@ -63,7 +62,7 @@ def _job(model: Model, body: CompletionRequest, settings: Settings, job_id: str)
     )
     grammar: Grammar | None = requested_grammar(body, body.response_format)
     params = body.params(
-        sampling_defaults(model, settings),
+        model.sampling,
         max_tokens=output_tokens(model, settings, max(map(len, prompts)), body.max_tokens or DEFAULT_TOKENS),
         logprobs=body.logprobs,
         grammar=grammar,

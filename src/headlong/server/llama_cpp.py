@@ -6,7 +6,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headlong.server.model import Model
-from headlong.server.prompting import sampling_defaults
 from headlong.server.reply import JsonReply
 from headlong.version import __version__
 
@@ -17,7 +16,7 @@ async def props(request: Request) -> Response:
     model = _current(request)
     engine, tokenizer = model.client.description, model.client.text.tokenizer
     special = {} if tokenizer is None else tokenizer.special_tokens
-    params = dict(sampling_defaults(model, server.settings))
+    params = dict(model.sampling)
     return JsonReply(
         {
             "default_generation_settings": {"n_ctx": engine.max_len, "params": params},

@@ -13,6 +13,9 @@ from headlong.server.library import Source
 from headlong.server.settings import Settings
 from headlong.text.output import ChatFormat
 
+OPENAI_TEMPERATURE = 1.0
+"""OpenAI's default, where neither the settings nor the checkpoint have one."""
+
 
 @dataclass(eq=False)
 class Model:
@@ -23,6 +26,8 @@ class Model:
     """What clients may call it; the first is its id."""
     client: EngineClient
     format: ChatFormat
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """How requests are sampled that do not say: as the settings have it, else the model's authors, else OpenAI."""
     created: int = field(default_factory=lambda: int(time.time()))
     users: int = 0
     last_used: float = field(default_factory=time.monotonic)
@@ -50,6 +55,7 @@ class Model:
                 "tools": self.format.tools,
                 "grammar": list(GRAMMAR_KINDS),
             },
+            "sampling": dict(self.sampling),
             "context": engine.max_len,
             "max_rows": engine.max_rows,
             "device": engine.device,
@@ -81,10 +87,12 @@ def load(
     """Loads a model until it is ready to serve; `options` are those of its engine. Takes its time: not for the event
     loop."""
     client = loader.load(source.model, EngineConfig(**options, map_files=False), progress)
-    tokenizer = client.text.tokenizer
     chat_format = ChatFormat.detect(
-        None if tokenizer is None else tokenizer.chat_template,
+        None if client.text.template is None else client.text.template.source,
         reasoning=settings.reasoning_format,  # type: ignore[arg-type]
         tools=settings.tool_format,  # type: ignore[arg-type]
     )
-    return Model(source, names, client, chat_format)
+    sampling = (
+        {"temperature": OPENAI_TEMPERATURE} | dict(client.description.recommended) | dict(settings.sampling)
+    )
+    return Model(source, names, client, chat_format, sampling)

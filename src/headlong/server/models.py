@@ -83,7 +83,9 @@ def _load_field(name: str, option: Option) -> tuple[Any, Any]:
     return types[option.type] | None, Field(default=None, validation_alias=names)
 
 
-_LOAD_FIELDS: dict[str, Any] = {name: _load_field(name, option) for name, option in ENGINE_OPTIONS.items()}
+_LOAD_FIELDS: dict[str, Any] = {
+    name: _load_field(name, option) for name, option in ENGINE_OPTIONS.items() if not option.local
+}
 LoadRequest = create_model(
     "LoadRequest",
     __base__=LoadBody,

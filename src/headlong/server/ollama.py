@@ -26,7 +26,6 @@ from headlong.server.prompting import (
     check_drafting,
     output_tokens,
     requested_grammar,
-    sampling_defaults,
 )
 from headlong.server.renaming import fields_named
 from headlong.server.reply import JsonReply
@@ -88,7 +87,7 @@ async def _load_or_unload(request: Request, body: Generating, empty: Mapping[str
 def _chat_job(model: Model, body: OllamaChatRequest, settings: Settings, job_id: str) -> Job:
     messages = [_message(one) for one in body.messages]
     tools = [_tool(tool) for tool in body.tools] if body.tools else None
-    return chat_job(model, _as_chat(model, body, settings, messages, tools), settings, job_id, "api/chat")
+    return chat_job(model, _as_chat(model, body, messages, tools), settings, job_id, "api/chat")
 
 
 def _generate_job(model: Model, body: GenerateRequest, settings: Settings, job_id: str) -> Job:
@@ -97,7 +96,7 @@ def _generate_job(model: Model, body: GenerateRequest, settings: Settings, job_i
     messages = [chat.Message(role="user", content=body.prompt)]
     if body.system:
         messages.insert(0, chat.Message(role="system", content=body.system))
-    asked = _as_chat(model, body, settings, messages, None)
+    asked = _as_chat(model, body, messages, None)
     return chat_job(model, asked, settings, job_id, "api/generate", before=_context(model, body))
 
 
@@ -107,9 +106,9 @@ def _raw_job(model: Model, body: GenerateRequest, settings: Settings, job_id: st
         if getattr(body, name):
             raise RequestError(f"{name}: does not go with raw, which takes the prompt as it is; remove one")
     prompt = model.client.text.encode(body.prompt)
-    asked = _as_chat(model, body, settings, [chat.Message(role="user", content="")], None)
+    asked = _as_chat(model, body, [chat.Message(role="user", content="")], None)
     params = asked.params(
-        sampling_defaults(model, settings),
+        model.sampling,
         max_tokens=output_tokens(model, settings, len(prompt), asked.max_tokens),
         logprobs=asked.wants_logprobs,
         grammar=requested_grammar(asked, asked.response_format),
@@ -129,12 +128,11 @@ def _context(model: Model, body: GenerateRequest) -> tuple[int, ...]:
 def _as_chat(
     model: Model,
     body: Generating,
-    settings: Settings,
     messages: list[chat.Message],
     tools: list[chat.Tool] | None,
 ) -> chat.ChatRequest:
     sampling = body.options.sampling()
-    _check_window(body, dict(sampling_defaults(model, settings)))
+    _check_window(body, dict(model.sampling))
     if body.think and model.format.reasoning is None:
         raise RequestError(f"think: {body.model!r} does not support thinking; leave it out or send false")
     variables = {"enable_thinking": body.think} if isinstance(body.think, bool) else None

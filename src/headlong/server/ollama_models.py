@@ -23,7 +23,6 @@ from headlong.server.ollama_encoder import NDJSON, line
 from headlong.server.ollama_facts import FileFacts, facts_of
 from headlong.server.ollama_names import served_name, tagged
 from headlong.server.pool import ModelPool, in_thread
-from headlong.server.prompting import sampling_defaults
 from headlong.server.reply import STREAM_HEADERS, JsonReply
 from headlong.server.schemas.ollama import NamedModel, PullRequest
 from headlong.version import __version__
@@ -50,7 +49,7 @@ async def show(request: Request) -> Response:
     own = served_name(pool, name)
     model = pool.find(own)
     if model is not None:
-        defaults = sampling_defaults(model, request.app.state.server.settings)
+        defaults = model.sampling
         return JsonReply(await asyncio.to_thread(_shown, model, dict(defaults)))
     path = (await asyncio.to_thread(_on_disk, pool)).get(own) if request.state.caller.admin else None
     if path is None:

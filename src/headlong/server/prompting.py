@@ -19,8 +19,6 @@ from headlong.server.settings import Settings
 from headlong.text.messages import prepare_messages, template_variables
 from headlong.text.tools.grammar import check_tools
 
-OPENAI_TEMPERATURE = 1.0
-"""OpenAI's default, where neither the checkpoint nor the settings have one."""
 MAX_PROMPT_LOGPROBS = 1 << 18
 """The most log-probabilities of prompts that one answer tells: more take seconds to write down."""
 DRAFTING_FIELDS = {"draft_tokens": "speculative.mtp", "verify": "speculative.verify"}
@@ -56,7 +54,7 @@ def chat_job(
         raise RequestError("prompt_logprobs: not for streams; set stream to false")
     grammar = _grammar(model, body, prompted)
     params = body.params(
-        sampling_defaults(model, settings),
+        model.sampling,
         max_tokens=output_tokens(model, settings, len(tokens), body.max_completion_tokens or body.max_tokens),
         logprobs=body.wants_logprobs,
         grammar=grammar,
@@ -136,19 +134,15 @@ def _lead(model: Model, message: Mapping[str, Any], text: str) -> str:
     return reasoning.start if is_open else f"{reasoning.end}{content}"
 
 
-def sampling_defaults(model: Model, settings: Settings) -> Mapping[str, Any]:
-    """The sampling defaults: the settings', else the checkpoint's, and OpenAI's temperature where neither has one."""
-    recommended = model.client.description.recommended
-    return {"temperature": OPENAI_TEMPERATURE} | dict(recommended) | dict(settings.sampling)
-
-
 def output_tokens(model: Model, settings: Settings, prompt_len: int, wanted: int | None) -> int:
-    """The most tokens of an answer: what was asked for, or all that the context has left."""
-    left = max(1, model.client.description.max_len - prompt_len)
+    """The most tokens of an answer: what was asked for, else what the model's authors suggest, or all that the context
+    has left."""
+    description = model.client.description
+    left = max(1, description.max_len - prompt_len)
     limit = settings.max_tokens_limit
     if limit is not None and wanted is not None and wanted > limit:
         raise RequestError(f"max_tokens: {wanted} is above this server's limit of {limit}")
-    return min(wanted or left, left, limit or left)
+    return min(wanted or description.recommended_tokens or left, left, limit or left)
 
 
 def check_told(prompts: Iterable[tuple[int, ...]], params: SamplingParams) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import uvicorn
 
+from headlong.checkpoint.generation import in_words
 from headlong.engine.client import EngineLoader
 from headlong.errors import ConfigError
 from headlong.progress import default_progress
@@ -71,6 +72,9 @@ async def _run(settings: Settings, loader: EngineLoader, auth: Auth, listener: s
             await asyncio.sleep(0.01)
         if serving.done():
             await serving
+        if (why := model.client.description.slow) is not None:
+            log.warning(why)
+        log.info("sampling where a request does not say: %s", in_words(model.sampling))
         print(announcement(listener, model), flush=True)
         await _first(stop.get(), serving)
         app.state.server.limit.draining = True

@@ -12,7 +12,6 @@ from starlette.types import Receive, Scope, Send
 
 from headlong.server.context import Server
 from headlong.server.model import Model
-from headlong.server.prompting import sampling_defaults
 from headlong.server.reply import STREAM_HEADERS, ClientGone, JsonReply, event, unless_gone
 
 INTERVAL_SECONDS = 0.5
@@ -49,7 +48,7 @@ def _of_model(server: Server, model: Model) -> dict[str, Any]:
             "default_k": drafting.usual,
             "max_k": drafting.deepest,
         },
-        "sampling": dict(sampling_defaults(model, server.settings)),
+        "sampling": dict(model.sampling),
         "rows": {
             "running": usage.running,
             "waiting": usage.waiting,

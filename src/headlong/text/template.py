@@ -7,6 +7,7 @@ is passed through as it came, and what to make of it is the template's affair.
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -39,7 +40,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens or {})
         if len(source) > MAX_SOURCE_CHARS:
             raise RequestError(f"chat_template: is longer than {MAX_SOURCE_CHARS} characters; shorten it")
-        self._source = source
+        self.source = source
         try:
             self._template = Sandbox().from_string(source)
         except RequestError:
@@ -54,7 +55,7 @@ class ChatTemplate:
     @cached_property
     def variables(self) -> frozenset[str]:
         """The names that the template looks up when it runs, some of which it may set itself."""
-        return frozenset(find_undeclared_variables(Sandbox().parse(self._source)))
+        return frozenset(find_undeclared_variables(Sandbox().parse(self.source)))
 
     def render(
         self,
@@ -110,6 +111,19 @@ class ChatTemplate:
                 )
             pieces.append(piece)
         return "".join(pieces)
+
+
+def read_template(wanted: str) -> str:
+    """The template in a file, or the text itself where it is one."""
+    if "{" in wanted:
+        return wanted
+    try:
+        return Path(wanted).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise RequestError(
+            f"chat_template: {wanted!r} cannot be read ({reason}); give a Jinja file"
+        ) from error
 
 
 def read_variables(source: str) -> frozenset[str]:
