@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 
 MAX_DRAFTS = 16
 DTYPES = ("bfloat16", "float16", "float32", "float64")
+DTYPE_ALIASES = {
+    "half": "float16",
+    "float": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "fp32": "float32",
+}
 REPACKED = ("none", "fp8", "int8", "int4")
 """Formats that a head's matrices can be turned into on load; "none" unpacks them."""
 DRAFT_QUANTIZATIONS = ("auto", *REPACKED, "gptq", "gptq_v2")
@@ -91,9 +98,16 @@ class EngineConfig:
         local=True,
     )
     """The chat template to use in place of the one that comes with the model."""
-    prefix_cache: bool = _option(True, "switch", "keep what rows computed, for prompts that begin alike")
+    prefix_cache: bool = _option(
+        True,
+        "switch",
+        "keep what rows computed, for prompts that begin alike",
+        flags=("--enable-prefix-caching",),
+    )
     device: str = _option("auto", "text", "auto, cpu, cuda or cuda:1", metavar="NAME")
-    dtype: str = _option("auto", "text", "auto, bfloat16, float16, float32 or float64", metavar="NAME")
+    dtype: str = _option(
+        "auto", "text", "auto, bfloat16, float16 (half), float32 (float) or float64", metavar="NAME"
+    )
     max_rows: int = _option(
         16, "whole", "sequences that run at the same time; more wait", flags=("--max-num-seqs",)
     )
@@ -116,8 +130,10 @@ class EngineConfig:
         flags=("--gpu-memory-utilization",),
         aliases=("gpu_memory_utilization",),
     )
-    page_size: int = _option(64, "whole", "tokens per page of the cache")
-    chunk_tokens: int = _option(512, "whole", "prompt tokens read in one step")
+    page_size: int = _option(64, "whole", "tokens per page of the cache", flags=("--block-size",))
+    chunk_tokens: int = _option(
+        512, "whole", "prompt tokens read in one step", flags=("--max-num-batched-tokens",)
+    )
     prefix_device_bytes: int | None = _option(
         None, "whole", "checkpoints of recurrent state kept on the device"
     )
@@ -136,6 +152,7 @@ class EngineConfig:
         if self.mtp not in ("auto", "on", "off"):
             raise ConfigError(f"mtp must be 'auto', 'on' or 'off', not {self.mtp!r}")
         for name in ("dtype", "draft_dtype"):
+            object.__setattr__(self, name, DTYPE_ALIASES.get(getattr(self, name), getattr(self, name)))
             if (value := getattr(self, name)) != "auto" and value not in DTYPES:
                 raise ConfigError(f"{name} must be 'auto' or one of {', '.join(DTYPES)}, not {value!r}")
         if self.draft_quantization not in DRAFT_QUANTIZATIONS:
@@ -190,10 +207,20 @@ class EngineConfig:
         fast."""
         return _dtype(self.draft_dtype)
 
+    def longest(self, max_position: int) -> int:
+        """Returns the longest sequence that is wanted, which must be one that the model was made for."""
+        context = self.max_context or max_position
+        if context > max_position:
+            raise ConfigError(
+                f"max_context {context} is above the {max_position} tokens this model was made for; ask for at most "
+                "that many, or leave it out"
+            )
+        return context
+
     def resolve_context(self, max_position: int) -> tuple[int, int]:
         """Returns the longest sequence and the number of the cache's pages. A sequence must fit in the cache with its
         drafts."""
-        context = min(self.max_context or max_position, max_position)
+        context = self.longest(max_position)
         wanted = self.cache_tokens or min(self.max_rows * context, max(context, 65536))
         num_pages = -(-wanted // self.page_size)
         fits = num_pages * self.page_size

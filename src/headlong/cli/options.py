@@ -5,6 +5,8 @@ A flag that was not given is None and passed to nobody, so every default stays w
 """
 
 import argparse
+import difflib
+import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -33,6 +35,10 @@ DEVICE_OPTIONS = ("device", "dtype", "gpu_memory_fraction")
 """The engine options that every command has which loads a model to generate."""
 
 
+LIKENESS = 0.75
+_WRONG_COMMAND = re.compile(r"argument COMMAND: invalid choice: '([^']*)'")
+
+
 class Parser(argparse.ArgumentParser):
     """Reports a mistake in one sentence instead of a page of usage."""
 
@@ -41,7 +47,20 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see `{self.prog} --help`\n")
+        self.exit(2, f"{self.prog}: {message}{self._meant(message)}; see `{self.prog} --help`\n")
+
+    def _meant(self, message: str) -> str:
+        """The likeliest spelling of a flag or a command that there is not, as the end of a sentence."""
+        if message.startswith("unrecognized arguments: --"):
+            wrong = message.split()[2].partition("=")[0]
+            known = [name for name in self._option_string_actions if name.startswith("--")]
+        elif (found := _WRONG_COMMAND.match(message)) and self._subparsers is not None:
+            wrong = found[1]
+            known = [name for action in self._subparsers._group_actions for name in action.choices or ()]
+        else:
+            return ""
+        near = difflib.get_close_matches(wrong, known, n=1, cutoff=LIKENESS)
+        return f" (did you mean {near[0]}?)" if near else ""
 
 
 def whole(text: str) -> int:

@@ -3,14 +3,17 @@
 import argparse
 from typing import Any
 
-from headlong.cli import options
+from headlong.cli import options, vllm_flags
+from headlong.cli.terminal import note
+from headlong.errors import ConfigError
 from headlong.option import METAVARS, Option, metavar
 from headlong.server.settings import DEFAULTS, OPTIONS
 
 EPILOG = """\
 A flag wins over an environment variable (HEADLONG_PORT for --port), that over config.yml, that over the
 default. Other users of the machine can see keys on a command line: prefer HEADLONG_API_KEY, or hashes in
-config.yml.
+config.yml. Sizes may be written as 32k (thousands) or 32K (1024s). vLLM's flags work under their names, or say
+what to use instead: docs/server.md has the table.
 
 examples:
   headlong serve
@@ -45,6 +48,7 @@ def add_parser(commands: Any) -> None:
         metavar="JSON",
         help='the same as vLLM writes it: {"method": "mtp", "num_speculative_tokens": 3}',
     )
+    vllm_flags.add(parser)
     parser.set_defaults(execute=execute)
 
 
@@ -53,6 +57,9 @@ def _add_flag(group: Any, name: str, option: Option) -> None:
     text = option.help + _default(name)
     if option.type == "switch":
         group.add_argument(*flags, action=argparse.BooleanOptionalAction, help=text, default=None)
+    elif name == "served_names":  # vLLM takes several after one flag
+        text = f"{text}; several in a row, separated by commas, or given again"
+        group.add_argument(*flags, dest=name, action="append", nargs="+", metavar="NAME", help=text)
     elif option.type in ("list", "keys"):
         text = f"{text}; separated by commas, or given again"
         group.add_argument(*flags, dest=name, action="append", metavar=METAVARS[option.type], help=text)
@@ -71,11 +78,30 @@ def _default(name: str) -> str:
     return f" (default: {value})" if isinstance(value, (str, int)) else ""
 
 
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    """The flags by the settings that they set, vLLM's among them. Those that change nothing are told of."""
+    flags = {name: getattr(args, name) for name in (*OPTIONS, "speculative_config")}
+    translated, notes = vllm_flags.translate(args.vllm)
+    for sentence in notes:
+        note(f"headlong serve: {sentence}")
+    flags = vllm_flags.merge(flags, translated)
+    if flags["max_context"] in ("auto", "-1"):  # vLLM's words for as many as fit
+        flags["max_context"] = None
+    names = flags["served_names"]
+    if names is not None:
+        if flags["model"] is None and any(len(group) > 1 for group in names):
+            raise ConfigError(
+                f"--served-model-name takes every word after it, {names[-1][-1]!r} too; put MODEL before it, or commas "
+                "between names"
+            )
+        flags["served_names"] = [name for group in names for name in group]
+    return flags
+
+
 def execute(args: argparse.Namespace) -> int:
     from headlong.server.settings_sources import load
 
-    flags = {name: getattr(args, name) for name in (*OPTIONS, "speculative_config")}
-    settings = load(flags, args.config)
+    settings = load(_given(args), args.config)
     from headlong.engine.local import LocalEngines
     from headlong.server.run import serve
 

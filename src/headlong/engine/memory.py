@@ -172,7 +172,7 @@ class _Sizing:
         self.config, self.costs, self.free, self.total = config, costs, device.free, device.total
         self.share = round(config.gpu_memory_fraction * device.total)
         self.limit = min(self.share, device.free + costs.weights)
-        self.context = min(config.max_context or max_position, max_position)
+        self.context = config.longest(max_position)
         self.row_pages = -(-self.context // config.page_size)
 
     def reserve(self, rows: int) -> int:

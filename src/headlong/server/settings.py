@@ -93,7 +93,10 @@ class Settings:
     """What was set of `EngineConfig`, by name; its own defaults hold for the rest."""
 
     sampling: Mapping[str, float] = _output(
-        {}, "sampling", 'what requests leave open, as JSON: {"temperature": 0.7}'
+        {},
+        "sampling",
+        'what requests leave open, as JSON: {"temperature": 0.7}',
+        flags=("--override-generation-config",),
     )
     reasoning_format: str = _output(
         "auto", "choice", "how reasoning is told from the answer", choices=("auto", "none", "think")
@@ -137,7 +140,9 @@ class Settings:
     log_format: str = _logs(
         "auto", "choice", "auto: text on a terminal, json elsewhere", choices=("auto", "json", "text")
     )
-    log_prompts: bool = _logs(False, "switch", "log what people write and what models answer")
+    log_prompts: bool = _logs(
+        False, "switch", "log what people write and what models answer", flags=("--enable-log-requests",)
+    )
 
     def __post_init__(self) -> None:
         for name in OWN_OPTIONS:

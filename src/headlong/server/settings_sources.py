@@ -4,9 +4,12 @@ A flag wins over an environment variable, that over config.yml, that over the de
 error names the place the value came from. Knows no setting by name but for the aliases.
 """
 
+import contextlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,8 @@ from headlong.server.settings import OPTIONS, Settings, check
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _PLAIN_KEYS = {"HEADLONG_API_KEY": "api_keys", "HEADLONG_ADMIN_KEY": "admin_keys"}
 _SPECULATIVE = "speculative_config"
+_UNITS = {"k": 1, "m": 2, "g": 3}
+_SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([kKmMgG])")
 
 
 @dataclass(frozen=True)
@@ -136,7 +141,7 @@ def _parse(name: str, value: Any, origin: str) -> Any:
         return value
     match OPTIONS[name].type:
         case "whole":
-            return _convert(int, value, origin, "a whole number")
+            return _convert(_size, value, origin, "a whole number")
         case "number":
             return _convert(float, value, origin, "a number")
         case "depth":
@@ -164,9 +169,25 @@ def _convert(kind: Callable[[str], Any], text: str, origin: str, wanted: str) ->
         raise ConfigError(f"{origin} must be {wanted}, not {text[:80]!r}") from None
 
 
+def _size(text: str) -> int:
+    """A whole number, or one like 32k: as vLLM reads them, small letters count in thousands and capitals in 1024s."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        return int(text)
+    size = Decimal(found[1]) * (1000 if found[2].islower() else 1024) ** _UNITS[found[2].lower()]
+    if size != int(size):
+        raise ValueError(text)
+    return int(size)
+
+
 def _items(value: str | list[str]) -> list[str]:
-    """Splits a list that is written with commas, in one text or several."""
+    """Splits a list that is written with commas, or as JSON, in one text or several."""
     texts = [value] if isinstance(value, str) else value
+    if len(texts) == 1 and texts[0].startswith("["):
+        with contextlib.suppress(ValueError):
+            listed = json.loads(texts[0])
+            if all(isinstance(item, str) for item in listed):
+                return listed
     return [item.strip() for text in texts for item in text.split(",")]
 
 
