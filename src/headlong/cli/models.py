@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from headlong.cli.terminal import console
 
 if TYPE_CHECKING:
-    from headlong.checkpoint.source import LocalModel
+    from pathlib import Path
 
 EPILOG = """\
 Lists the embedded model, smollm2 once it was fetched, and the Hugging Face cache. The MTP head is `yes`,
@@ -37,18 +37,21 @@ def execute(args: argparse.Namespace) -> int:  # noqa: ARG001 - every command ta
     for column in table.columns:
         column.overflow = "fold"
     for model in source.list_local():
-        table.add_row(model.name, model.model_type, decimal(model.nbytes), _head(model), str(model.path))
+        table.add_row(
+            model.name, model.model_type, decimal(model.nbytes), head_of(model.path), str(model.path)
+        )
     console().print(table)
     return 0
 
 
-def _head(model: "LocalModel") -> str:
+def head_of(path: "Path") -> str:
+    """Whether a model has an MTP head that can be used, in the words of the list."""
     from headlong.checkpoint.checkpoint import Checkpoint
     from headlong.engine.build import survey
     from headlong.errors import HeadError, HeadlongError
 
     try:
-        return "yes" if survey(Checkpoint.open(model.path)).head_refusal is None else "no"
+        return "yes" if survey(Checkpoint.open(path)).head_refusal is None else "no"
     except HeadError:
         return "broken"
     except HeadlongError:
