@@ -115,6 +115,7 @@ class Transformers:
     def decode(self, prompt: Prompt, max_tokens: int) -> Timed:
         ids, clock = torch.tensor([prompt]), Clock()
         quiet = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None, "pad_token_id": 0}
+        quiet["repetition_penalty"] = 1.0  # the model recommends another
         with torch.inference_mode():
             self.model.generate(
                 ids,

@@ -35,7 +35,8 @@ Contestant = Callable[[int], list[tuple[int, ...]]]
 
 def transformers_contestant(dtype: str, prompts: list[tuple[int, ...]]) -> Contestant:
     model = AutoModelForCausalLM.from_pretrained(EMBEDDED, dtype=getattr(torch, dtype)).eval()
-    quiet = {"do_sample": False, "temperature": None, "top_k": None, "eos_token_id": None, "pad_token_id": 0}
+    quiet = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None, "repetition_penalty": 1.0}
+    quiet |= {"eos_token_id": None, "pad_token_id": 0}
 
     def run(max_tokens: int) -> list[tuple[int, ...]]:
         texts = []

@@ -32,7 +32,9 @@ def expected() -> list[tuple[list[int], list[int]]]:
     for prompt in PROMPTS:
         chat = [{"role": "user", "content": prompt}]
         ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"]
-        reply = model.generate(torch.tensor([ids]), max_new_tokens=LENGTH, do_sample=False)
+        reply = model.generate(
+            torch.tensor([ids]), max_new_tokens=LENGTH, do_sample=False, repetition_penalty=1.0
+        )
         found.append((ids, reply[0, len(ids) :].tolist()))
     return found
 

@@ -61,6 +61,7 @@ def _answer(question: dict[str, Any]) -> list[dict[str, Any]]:
             "prompt": prompt,
             "n_predict": question["max_tokens"],
             "temperature": 0,
+            "repeat_penalty": 1.0,  # the file may recommend another
             "return_tokens": True,
             "cache_prompt": False,
             "ignore_eos": question["ignore_eos"],

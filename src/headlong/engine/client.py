@@ -66,7 +66,9 @@ class EngineDescription:
 
     def recommended_params(self) -> SamplingParams:
         """What the checkpoint's authors suggest, as a request that says nothing is sampled."""
-        length = {} if self.recommended_tokens is None else {"max_tokens": self.recommended_tokens}
+        length: dict[str, Any] = {}
+        if self.recommended_tokens is not None:
+            length["max_tokens"] = self.recommended_tokens
         return SamplingParams(**(length | dict(self.recommended)))
 
 

@@ -147,7 +147,7 @@ class Service:
     def recommended_params(self, **overrides: Any) -> SamplingParams:
         """Sampling as the checkpoint's authors suggest, with changes of your own."""
         length = generation.output_tokens(self.recommended)
-        given = {} if length is None else {"max_tokens": length}
+        given: dict[str, Any] = {} if length is None else {"max_tokens": length}
         try:
             return SamplingParams(**(given | self.recommended_sampling() | overrides))
         except RequestError as error:
