@@ -64,6 +64,8 @@ def test_compare_of_sampled_text(headlong: Headlong, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(compare, "ROUNDS", 1)
     done = headlong("run", "--compare", *DRAFTING, "--max-tokens", "24", STORY)
     assert done.code == 0 and done.err.strip().endswith("identical tokens")
+    (seed,) = re.findall(r" · seed (\d+) · ", done.err)
+    assert headlong("run", *DRAFTING, "--max-tokens", "24", "--seed", seed, STORY).out == done.out
 
 
 def test_compare_fails_loudly(headlong: Headlong, monkeypatch: pytest.MonkeyPatch) -> None:

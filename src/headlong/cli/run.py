@@ -145,6 +145,8 @@ def _compare(
         note(summary.SEPARATOR.join(parts))
         print(f"headlong run: TOKENS DIFFER from plain decoding {result.difference}", file=sys.stderr)
         return EXIT_DIFFERENT
+    if not params.greedy:
+        parts.append(f"seed {params.seed}")
     if result.speed_up is None:
         parts.append("too short to measure")
     else:
