@@ -84,7 +84,12 @@ class LlamaCpp:
         )
 
     def _ask(self, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
-        request = {"prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0.0, "repeat_penalty": 1.0}
+        request = {
+            "prompt": list(prompt),
+            "max_tokens": max_tokens,
+            "temperature": 0.0,
+            "repeat_penalty": 1.0,
+        }
         reply = self.server.handle_completions(request | {"ignore_eos": True, "cache_prompt": False})
         if "error" in reply:
             raise SystemExit(f"llama.cpp: {reply['error']['message']}")

@@ -1,12 +1,14 @@
 """Runs real commands in this process. Engines are built once for each set of options and used again."""
 
 import functools
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from headlong.cli.main import main
 from headlong.engine.service import Service
+from headlong.server import logs
 from support.command import Headlong, Outcome
 
 
@@ -40,3 +42,14 @@ def headlong(
         return Outcome(code, captured.out, captured.err)
 
     return call
+
+
+@pytest.fixture
+def loggers_put_back() -> Iterator[None]:
+    """Commands in this process set up logs, too."""
+    loggers = [logging.getLogger(name) for name in logs.LOGGERS]
+    before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
+    yield
+    for logger, handlers, level, propagate in before:
+        logger.handlers[:], logger.propagate = handlers, propagate
+        logger.setLevel(level)

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import logging
 import os
 import re
 import signal
@@ -18,7 +17,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headlong.server import keys, logs
+from headlong.server import keys
 from headlong.server.settings import OPTIONS
 from support.command import Headlong
 
@@ -32,15 +31,7 @@ STORY = {
 }
 
 
-@pytest.fixture(autouse=True)
-def loggers_put_back() -> Iterator[None]:
-    """Commands in this process set up logs, too."""
-    loggers = [logging.getLogger(name) for name in logs.LOGGERS]
-    before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
-    yield
-    for logger, handlers, level, propagate in before:
-        logger.handlers[:], logger.propagate = handlers, propagate
-        logger.setLevel(level)
+pytestmark = pytest.mark.usefixtures("loggers_put_back")
 
 
 class Serving:

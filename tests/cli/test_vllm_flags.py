@@ -16,6 +16,9 @@ from support.command import Headlong
 DOCS = Path(__file__).parents[2] / "docs" / "server.md"
 
 
+pytestmark = pytest.mark.usefixtures("loggers_put_back")
+
+
 def settings_of(*words: str) -> Settings:
     _, commands = build_parser()
     return load(serve._given(commands["serve"].parse_intermixed_args(list(words))))

@@ -21,7 +21,7 @@ INSTRUCTIONS = (
     *("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"),
     *("asimd", "asimddp", "i8mm", "bf16", "sve"),
 )
-"""Those that a kernel of ours, or torch's, is faster with."""
+"""The instructions with which a kernel of ours, or of torch's, is faster."""
 CAPABILITY = (8, 0)
 """The least compute capability that the Triton kernels were made for."""
 KNOWN = {
