@@ -12,7 +12,7 @@ from headlong.version import __version__
 
 async def props(request: Request) -> Response:
     """Tells of the model that serves by default. Where it lies is an admin's business."""
-    server, admin = request.app.state.server, request.state.caller.admin
+    _server, admin = request.app.state.server, request.state.caller.admin
     model = _current(request)
     engine, tokenizer = model.client.description, model.client.text.tokenizer
     special = {} if tokenizer is None else tokenizer.special_tokens
