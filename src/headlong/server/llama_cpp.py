@@ -12,7 +12,7 @@ from headlong.version import __version__
 
 async def props(request: Request) -> Response:
     """Tells of the model that serves by default. Where it lies is an admin's business."""
-    _server, admin = request.app.state.server, request.state.caller.admin
+    admin = request.state.caller.admin
     model = _current(request)
     engine, tokenizer = model.client.description, model.client.text.tokenizer
     special = {} if tokenizer is None else tokenizer.special_tokens
@@ -24,7 +24,7 @@ async def props(request: Request) -> Response:
             "model_alias": model.id,
             "model_path": engine.folder if admin else model.id,
             "modalities": {"vision": False, "audio": False},
-            "chat_template": "" if tokenizer is None else tokenizer.chat_template or "",
+            "chat_template": "" if model.client.text.template is None else model.client.text.template.source,
             "bos_token": special.get("bos_token", ""),
             "eos_token": special.get("eos_token", ""),
             "build_info": f"headlong {__version__}",
