@@ -214,6 +214,15 @@ class TestText:
         assert asyncio.run(text()) == claude.messages.create(**given()).content[0].text
 
 
+def test_context_management_that_clears_nothing(claude):
+    """As Claude Code asks for it."""
+    for edits in ([], [{"type": "clear_thinking_20251015", "keep": "all"}]):
+        message = claude.beta.messages.create(
+            **given(context_management={"edits": edits}, betas=["context-management-2025-06-27"])
+        )
+        assert message.content[0].text == claude.messages.create(**given()).content[0].text
+
+
 class TestParse:
     class Dragon(BaseModel):
         mood: Literal["shy", "proud"]
@@ -407,6 +416,16 @@ REFUSED = [
     ({"max_tokens": 0}, "max_tokens", ""),
     ({"temperature": "hot"}, "temperature", ""),
     ({"speculative": {"trace": True}}, "speculative.trace", "remove"),
+    (
+        {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+        "context_management",
+        "leave out",
+    ),
+    (
+        {"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}},
+        "context_management",
+        "leave out",
+    ),
     ({"speculative": {"mtp": 9}}, "speculative.mtp", "maximum"),
     ({"mcp_servers": [{"type": "url", "name": "x", "url": "http://x"}]}, "mcp_servers", "tools of your own"),
     ({"n": 2}, "n", "one answer"),
