@@ -214,6 +214,33 @@ class TestText:
         assert asyncio.run(text()) == claude.messages.create(**given()).content[0].text
 
 
+class TestPrefill:
+    """A last message of the assistant's is where the answer goes on from."""
+
+    def test_it_is_the_chat_s_continued_message(self, claude, client):
+        messages = [STORY, {"role": "assistant", "content": "Here is a poem: "}]
+        message = claude.messages.create(**given(messages=messages))
+        chat = ask_chat(client, messages=messages, extra_body={"continue_final_message": True})
+        assert message.content[0].text == chat.choices[0].message.content
+        with claude.messages.stream(**given(messages=messages)) as stream:
+            assert comparable(stream.get_final_message()) == comparable(message)
+
+    def test_thoughts_stay_apart(self, tool_claude, model):
+        """What goes on after thinking is text, and is not taken for a thought."""
+        said = [
+            {"type": "thinking", "thinking": "Dragons are shy.", "signature": "s"},
+            {"type": "text", "text": "A dragon"},
+        ]
+        message = tool_claude.messages.create(
+            **given(
+                model=model,
+                messages=[STORY, {"role": "assistant", "content": said}],
+                thinking={"type": "adaptive"},
+            )
+        )
+        assert [block.type for block in message.content] == ["text"]
+
+
 def test_context_management_that_clears_nothing(claude):
     """As Claude Code asks for it."""
     for edits in ([], [{"type": "clear_thinking_20251015", "keep": "all"}]):
