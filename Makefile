@@ -6,13 +6,17 @@ STAMP  := $(VENV)/.installed
 # Workers take what others have left, and each computes with one thread (tests/conftest.py). SERIAL is what another
 # test beside it would disturb.
 PARALLEL := -n auto --dist worksteal
-DEFAULT  := not slow and not gpu
+DEFAULT  := not slow and not gpu and not clients
 
 # What depends on who computes; how weights are packed and what can be damaged does not.
 ON_REFERENCE_OPS = tests/state $(addprefix tests/models/test_, \
 	against_transformers.py mtp_head.py llama.py tiled_heads.py loading.py)
 
-.PHONY: run chat serve browser test test-all test-paths sanitize cross wheels docs soak lint format bench install help clean
+# People's own clients do not agree on one openai package, and none of them needs ours: environments apart from this one.
+CLIENTS  := .clients
+PACKAGES := $(patsubst tests/clients/requirements/%.txt,$(CLIENTS)/%/.installed,$(wildcard tests/clients/requirements/*.txt))
+
+.PHONY: run chat serve browser test test-all test-paths clients sanitize cross wheels docs soak lint format bench install help clean
 
 run: $(STAMP)            ## install, then generate from the embedded model, MTP against plain
 	$(BIN)/headlong run --compare --seed 2 "Write a short story about a shy dragon who learns to share."
@@ -34,13 +38,29 @@ test: $(STAMP) browser   ## the default tests: CPU, no network, about twelve min
 	$(BIN)/python -m pytest -m "$(DEFAULT) and serial"
 
 test-all: $(STAMP) browser ## the slow tier too, then the other paths (GPU tests skip without a GPU)
-	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu and not serial"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu and not serial and not clients"
 	$(BIN)/python -m pytest -m "gpu or serial"
 	$(MAKE) test-paths
 
 test-paths: $(STAMP)     ## the reference ops where native kernels served; the ops on BLAS paths of other CPUs
 	HEADLONG_NATIVE=0 $(BIN)/python -m pytest $(PARALLEL) -m "not gpu" $(ON_REFERENCE_OPS)
 	MKL_CBWR=COMPATIBLE $(BIN)/python -m pytest $(PARALLEL) -m "not gpu" tests/ops --ignore-glob='*test_triton_*'
+
+# Where there is no Node.js, the clients from npm are skipped, and the tests say so.
+clients: $(STAMP)        ## agents and libraries of others (LangChain, LiteLLM, Claude Code, ...) against the server: minutes
+	@$(MAKE) --no-print-directory -j3 $(PACKAGES) $(if $(shell command -v npm),$(CLIENTS)/node/.installed)
+	$(BIN)/python -m pytest -m clients tests/clients
+
+$(CLIENTS)/node/.installed: $(wildcard tests/clients/node/*)
+	mkdir -p $(@D)
+	cp $^ $(@D)
+	cd $(@D) && npm ci --no-audit --no-fund --loglevel=error
+	touch $@
+
+$(CLIENTS)/%/.installed: tests/clients/requirements/%.txt
+	$(PYTHON) -m venv $(CLIENTS)/$*
+	$(CLIENTS)/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile -r $<
+	touch $@
 
 # Needs GCC; apart from the tests, since the kernels are built for it anew.
 sanitize: $(STAMP)       ## the native tests with address and undefined-behaviour sanitizers: minutes
@@ -88,4 +108,4 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard src/headlong/ops/csrc/*)
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist site *.egg-info src/*.egg-info src/headlong/ops/*.so .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) build dist site *.egg-info src/*.egg-info src/headlong/ops/*.so .pytest_cache .ruff_cache .hypothesis

@@ -137,7 +137,7 @@ def test_the_form_holds(llm, form):
     results = drive(llm, requests_of(llm, cases)).results.values()
     assert all(holds(result.text) for result in results if result.finish_reason == "stop")
     ends = [result.finish_reason for result in results]
-    # Brackets may open for ever, and a small model likes the blanks between JSON's tokens.
+    # Brackets may open for ever.
     assert ends.count("stop") >= {"lark": 1, "pet": 3}.get(form, 5), ends
     for result in results:
         assert (result.stop_reason in llm.service.eos_ids) == (result.finish_reason == "stop")
@@ -152,6 +152,29 @@ def test_json_object(llm):
     assert all(result.text.startswith("{") for result in results)
     finished = [json.loads(result.text) for result in results if result.finish_reason == "stop"]
     assert finished and all(isinstance(value, dict) for value in finished)
+
+
+BLANKS = (
+    Grammar("json_object"),
+    Grammar("json_schema", json.dumps({"type": "object", "required": ["a", "b"]})),
+)
+
+
+@pytest.mark.parametrize("grammar", BLANKS, ids=["json_object", "json_schema"])
+def test_a_greedy_model_writes_no_blanks_between_tokens_of_json(llm, grammar):
+    """It is pushed towards white space; all that is left to it is what `json.dumps` writes, at any depth."""
+    text = llm.service.text
+    pushed = {text.encode(blank)[-1]: 8.0 for blank in ("\n", "\n\n", " ", "  ", "    ", "\t")}
+    pushed |= {text.encode(end)[0]: 4.0 for end in ("}", '"')}
+    params = SamplingParams(max_tokens=96, grammar=grammar, logit_bias=pushed)
+    (plain,) = [drive(llm, requests_of(llm, [(text.encode(STORY), replace(params, draft_tokens=0))]))]
+    (wanted,) = plain.results.values()
+    outside = re.sub(r'"(?:[^"\\]|\\.)*"?', '""', wanted.text)
+    assert re.fullmatch(r'(?:[][{}"a-z0-9.+-]|[,:] ?)+', outside), wanted.text
+    for drafts in (1, 3, 8):
+        drafted = drive(llm, requests_of(llm, [(text.encode(STORY), replace(params, draft_tokens=drafts))]))
+        (result,) = drafted.results.values()
+        assert result.token_ids == wanted.token_ids
 
 
 def test_the_same_tokens_alone_at_every_depth(llm, plain):

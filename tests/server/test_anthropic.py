@@ -214,6 +214,42 @@ class TestText:
         assert asyncio.run(text()) == claude.messages.create(**given()).content[0].text
 
 
+class TestPrefill:
+    """A last message of the assistant's is where the answer goes on from."""
+
+    def test_it_is_the_chat_s_continued_message(self, claude, client):
+        messages = [STORY, {"role": "assistant", "content": "Here is a poem: "}]
+        message = claude.messages.create(**given(messages=messages))
+        chat = ask_chat(client, messages=messages, extra_body={"continue_final_message": True})
+        assert message.content[0].text == chat.choices[0].message.content
+        with claude.messages.stream(**given(messages=messages)) as stream:
+            assert comparable(stream.get_final_message()) == comparable(message)
+
+    def test_thoughts_stay_apart(self, tool_claude, model):
+        """What goes on after thinking is text, and is not taken for a thought."""
+        said = [
+            {"type": "thinking", "thinking": "Dragons are shy.", "signature": "s"},
+            {"type": "text", "text": "A dragon"},
+        ]
+        message = tool_claude.messages.create(
+            **given(
+                model=model,
+                messages=[STORY, {"role": "assistant", "content": said}],
+                thinking={"type": "adaptive"},
+            )
+        )
+        assert [block.type for block in message.content] == ["text"]
+
+
+def test_context_management_that_clears_nothing(claude):
+    """As Claude Code asks for it."""
+    for edits in ([], [{"type": "clear_thinking_20251015", "keep": "all"}]):
+        message = claude.beta.messages.create(
+            **given(context_management={"edits": edits}, betas=["context-management-2025-06-27"])
+        )
+        assert message.content[0].text == claude.messages.create(**given()).content[0].text
+
+
 class TestParse:
     class Dragon(BaseModel):
         mood: Literal["shy", "proud"]
@@ -407,6 +443,16 @@ REFUSED = [
     ({"max_tokens": 0}, "max_tokens", ""),
     ({"temperature": "hot"}, "temperature", ""),
     ({"speculative": {"trace": True}}, "speculative.trace", "remove"),
+    (
+        {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+        "context_management",
+        "leave out",
+    ),
+    (
+        {"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}},
+        "context_management",
+        "leave out",
+    ),
     ({"speculative": {"mtp": 9}}, "speculative.mtp", "maximum"),
     ({"mcp_servers": [{"type": "url", "name": "x", "url": "http://x"}]}, "mcp_servers", "tools of your own"),
     ({"n": 2}, "n", "one answer"),

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from pathlib import Path
 
 from headlong.checkpoint.source import EMBEDDED
@@ -46,9 +46,17 @@ MEMORY = MemoryPlan(
 
 
 class ScriptedEngine:
-    """Answers every request with `answer`, two tokens a step. The texts are the embedded model's tokenizer's."""
+    """Answers every request with `answer`, or what that makes of the prompt's text, two tokens a step. The texts are
+    the embedded model's tokenizer's."""
 
-    def __init__(self, answer: str, *, pause: float = 0.0, drafting_refusal: str | None = None) -> None:
+    def __init__(
+        self,
+        answer: str | Callable[[str], str],
+        *,
+        pause: float = 0.0,
+        drafting_refusal: str | None = None,
+        max_len: int = MAX_LEN,
+    ) -> None:
         tokenizer = Tokenizer.from_folder(Path(EMBEDDED))
         assert tokenizer is not None and tokenizer.chat_template is not None
         self._tokenizer, self._answer, self._pause = tokenizer, answer, pause
@@ -56,7 +64,7 @@ class ScriptedEngine:
         self.text = TextCodec("nowhere", tokenizer, template)
         self.description = EngineDescription(
             folder="nowhere",
-            max_len=MAX_LEN,
+            max_len=max_len,
             vocab_size=tokenizer.vocab_size,
             max_rows=MAX_ROWS,
             device="nowhere",
@@ -84,8 +92,10 @@ class ScriptedEngine:
         self, prompts: Sequence[tuple[int, ...]], params: SamplingParams, request_id: str
     ) -> list[Request]:
         for prompt in prompts:
-            if len(prompt) >= MAX_LEN:
-                raise RequestError(f"prompt has {len(prompt)} tokens; this engine's context is {MAX_LEN}")
+            if len(prompt) >= self.description.max_len:
+                raise RequestError(
+                    f"prompt has {len(prompt)} tokens; this engine's context is {self.description.max_len}"
+                )
         return [
             Request(f"{request_id}/{number}.{choice}", prompt, params, params.seed or 0, choice)
             for number, prompt in enumerate(prompts)
@@ -117,7 +127,10 @@ class ScriptedEngine:
         self.closed = True
 
     def _chunks(self, request: Request) -> Iterator[Chunk]:
-        tokens = self._tokenizer.encode(self._answer, add_special_tokens=False)[: request.params.max_tokens]
+        answer = self._answer
+        if callable(answer):
+            answer = answer(self._tokenizer.decode(request.prompt, skip_special_tokens=False))
+        tokens = self._tokenizer.encode(answer, add_special_tokens=False)[: request.params.max_tokens]
         reason: FinishReason = "length" if len(tokens) == request.params.max_tokens else "stop"
         pairs = [tuple(tokens[at : at + 2]) for at in range(0, len(tokens), 2)]
         told, detokenizer = "", Detokenizer(self._tokenizer)

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+from starlette.types import ASGIApp
 
 from headlong.checkpoint.source import EMBEDDED
 from headlong.engine.client import EngineLoader
@@ -70,6 +71,10 @@ class RunningServer:
     def client(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=60, trust_env=False, **options)
 
+    def wrapped(self, app: ASGIApp) -> ASGIApp:
+        """The app as it is served; for servers that stand between it and the socket."""
+        return app
+
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
@@ -84,7 +89,7 @@ class RunningServer:
         await pool.start()
         self.app = build_app(settings, pool, auth)
         protocol = guarded(Limits.of(settings), self.server.errors.count)
-        config = uvicorn.Config(self.app, http=protocol, log_config=None, ws="none")
+        config = uvicorn.Config(self.wrapped(self.app), http=protocol, log_config=None, ws="none")
         self._uvicorn = uvicorn.Server(config)
         listener = bind(settings)
         self.port = listener.getsockname()[1]

@@ -16,6 +16,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from headlong.errors import RequestError
 from headlong.params import Grammar
+from headlong.text.closed_schema import closed
 
 MAX_CHARS = {"lark": 1 << 16, "gbnf": 1 << 15}
 MAX_CHARS_OTHERS = 1 << 18
@@ -24,9 +25,9 @@ MAX_GBNF_RULES = 500
 MAX_MULTIPLE = 10_000
 """The largest `multipleOf`: divisibility is decided by an automaton with as many states as the least common
 multiple."""
-JSON_BLANKS = r"\x20|\x0D?\x0A[\x20\x09]{0,12}"
-"""White space between JSON tokens: a space, or a new line and its indent. A weak model that may write more writes
-little else."""
+JSON_BLANKS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+"""White space between JSON tokens: what `json.dumps` writes, one space or none after a comma or colon. A weak model
+that may write more writes little else."""
 
 NAMES = {
     "json_schema": "JSON schema",
@@ -91,7 +92,7 @@ def _json_schema(grammar: Grammar) -> dict[str, Any]:
     schema = _parse_json(grammar)
     if not isinstance(schema, dict):
         raise refusal(grammar, "it is not a JSON object", 'give a schema such as {"type": "object"}')
-    return _schema(grammar, schema)
+    return _schema(grammar, closed(schema))
 
 
 def _json_object(grammar: Grammar) -> dict[str, Any]:
@@ -102,8 +103,8 @@ def _schema(grammar: Grammar, schema: dict[str, Any]) -> dict[str, Any]:
     options = schema.get("x-guidance", {})
     if not isinstance(options, dict):
         raise refusal(grammar, "x-guidance is not a JSON object", "leave it out")
-    if options.keys().isdisjoint(("whitespace_pattern", "whitespace_flexible")):
-        options = {"whitespace_pattern": JSON_BLANKS, **options}
+    if options.keys().isdisjoint(("whitespace_pattern", *JSON_BLANKS)):
+        options = {**JSON_BLANKS, **options}
     schema = {**schema, "x-guidance": options}
     _check_multiples(grammar, json.dumps(schema))
     return {"json_schema": schema}

@@ -83,6 +83,8 @@ def without_notes(schema: Any) -> Any:
             kept[keyword] = {name: without_notes(part) for name, part in value.items()}
         elif keyword in _SCHEMAS:
             kept[keyword] = without_notes(value)
+        elif keyword == "propertyNames" and without_notes(value) == {"type": "string"}:
+            continue  # every name is a string
         elif keyword not in _NOTES and (keyword != "format" or value in _FORMATS):
             kept[keyword] = value
     return kept

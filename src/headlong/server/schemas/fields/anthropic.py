@@ -1,5 +1,7 @@
 """Rules for the fields of Anthropic's messages that schemas here do not honour, object by object."""
 
+from typing import Any
+
 from headlong.server.schemas.fields.peers import ADVICE, CHAT, SAMPLING
 from headlong.server.schemas.rules import Rule, unsupported, without_effect
 
@@ -7,6 +9,18 @@ BOOKS = "bookkeeping that no template reads"
 CACHE = "prefixes are cached by their tokens, and a hit changes no token"
 OPENAI = "use /v1/chat/completions, which has it"
 NO_SERVER_TOOLS = "this server runs no tools; offer tools of your own"
+
+
+def clears_nothing(context_management: Any) -> bool:
+    """Whether edits leave the conversation as it is, as the one does that keeps all thinking."""
+    edits = context_management.get("edits", []) if isinstance(context_management, dict) else None
+    return isinstance(edits, list) and all(
+        isinstance(edit, dict)
+        and str(edit.get("type")).startswith("clear_thinking_")
+        and edit.get("keep") == "all"
+        for edit in edits
+    )
+
 
 COUNTED: dict[str, Rule] = {
     **without_effect(
@@ -33,6 +47,11 @@ COUNTED: dict[str, Rule] = {
     **without_effect("the model asked for always answers", "fallbacks"),
     **unsupported(NO_SERVER_TOOLS, "mcp_servers", "container"),
     **unsupported("nothing is summarised here; send shorter messages", "compaction"),
+    **unsupported(
+        "nothing is cleared from a conversation; leave out what the model is not to read",
+        "context_management",
+        harmless=(clears_nothing,),
+    ),
     **unsupported(
         "this server keeps no conversations; send all messages",
         "thread",
