@@ -256,7 +256,7 @@ static Experts all_experts(int64_t size) {
         const int type = e % NUM_TYPES == BF16_ROUNDED ? F32 : e % NUM_TYPES;
         all[e] = (Expert){linear(type, size, 2 * INNER), linear(type, INNER, size)};
     }
-    return (Experts){COUNT, ACTIVE, 1, size, all};
+    return (Experts){COUNT, ACTIVE, 1, size, all, 0, 1, 1, GATED, 0, 1.0f};
 }
 
 static void experts(void) {

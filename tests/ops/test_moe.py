@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from headlong.ops.elementwise import silu
 from headlong.ops.moe.reference import moe, route
+from headlong.ops.moe.routing import Routing
 from headlong.ops.registry import choose_backend
 
 CPU = torch.device("cpu")
@@ -51,7 +52,7 @@ def layer(case, dtype, normalise=True):
     experts = [expert(ops, g, d) for g, d in zip(*weights_of(case, dtype), strict=True)]
 
     def run(x, logits):
-        chosen, share = route(logits, case[1], normalise)
+        chosen, share = route(logits, Routing(case[0], case[1], normalise))
         return moe(x, chosen, share, experts)
 
     return run
@@ -60,7 +61,7 @@ def layer(case, dtype, normalise=True):
 @pytest.mark.parametrize("normalise", [True, False])
 def test_route(normalise):
     logits = draw(50, 9, seed=4)
-    experts, shares = route(logits, 3, normalise)
+    experts, shares = route(logits, Routing(9, 3, normalise))
     probabilities = logits.exp() / logits.exp().sum(-1, keepdim=True)
     for token in range(50):
         best = sorted(range(9), key=lambda e: -float(probabilities[token, e]))[:3]

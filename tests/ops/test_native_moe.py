@@ -12,6 +12,7 @@ from torch import Tensor
 from headlong.ops import native
 from headlong.ops.linear.native_source import Source
 from headlong.ops.moe.native import NativeExperts
+from headlong.ops.moe.routing import Routing
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
 from headlong.ops.registry import choose_backend
 from headlong.quant.detect import detect
@@ -55,7 +56,7 @@ def expert_of(kind: str, number: int) -> ExpertWeights:
 @cache
 def weights_of(kind: str, normalise: bool = True) -> MoeWeights:
     experts = [expert_of(kind, number) for number in range(EXPERTS + 1)]
-    return MoeWeights(EXPERTS, ACTIVE, normalise, experts.__getitem__, experts[-1])
+    return MoeWeights(Routing(EXPERTS, ACTIVE, normalise), experts.__getitem__, experts[-1])
 
 
 def load(kind: str, weights: MoeWeights) -> NativeExperts:

@@ -10,6 +10,7 @@ from test_triton_attention import true_bfloat16  # noqa: F401
 from torch import Tensor
 
 from headlong.ops.moe import triton as op
+from headlong.ops.moe.routing import Routing
 from headlong.ops.moe.triton import TritonExperts
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
 from headlong.ops.norm.normed import PartialNorm
@@ -71,7 +72,7 @@ def expert_of(kind: str, hidden: int, inner: int, seed: int, *, apart: bool = Fa
 def weights_of(kind: str, s: Sizes, *, normalise: bool = True, apart: bool = False) -> MoeWeights:
     experts = [expert_of(kind, s.hidden, s.inner, e, apart=apart) for e in range(s.experts)]
     shared = expert_of(kind, s.hidden, s.shared, s.experts, apart=apart)
-    return MoeWeights(s.experts, s.active, normalise, experts.__getitem__, shared)
+    return MoeWeights(Routing(s.experts, s.active, normalise), experts.__getitem__, shared)
 
 
 class Layer:
@@ -292,12 +293,12 @@ def test_experts_that_differ_are_left_to_others(caplog, monkeypatch):
     sizes = Sizes(experts=3)
     weights = weights_of("float32", sizes)
     others = weights_of("bfloat16", sizes)
-    mixed = MoeWeights(3, 2, True, lambda e: (others if e == 2 else weights).load(e), weights.shared)
+    mixed = MoeWeights(Routing(3, 2), lambda e: (others if e == 2 else weights).load(e), weights.shared)
     gates = ExpertWeights([*weights.load(0).gate_up, *others.load(0).gate_up], weights.load(0).down)
     for found, reason in (
         (mixed, "experts of one layer are stored differently"),
-        (MoeWeights(3, 2, True, lambda _: gates, weights.shared), "gate and up of an expert"),
-        (MoeWeights(3, 2, True, lambda _: ExpertWeights([draw(8, 8, seed=0).double()], draw(8, 4, seed=0)),
+        (MoeWeights(Routing(3, 2), lambda _: gates, weights.shared), "gate and up of an expert"),
+        (MoeWeights(Routing(3, 2), lambda _: ExpertWeights([draw(8, 8, seed=0).double()], draw(8, 4, seed=0)),
                     weights.shared), "float64"),
     ):  # fmt: skip
         ops = choose_backend(torch.float32, torch.device("cpu"))
@@ -308,7 +309,7 @@ def test_experts_that_differ_are_left_to_others(caplog, monkeypatch):
 def test_a_shared_expert_of_another_kind_stays_apart():
     sizes = Sizes(hidden=192, inner=64, shared=64)
     routed, shared = weights_of("nvfp4_modelopt", sizes), weights_of("bfloat16", sizes).shared
-    weights = MoeWeights(sizes.experts, sizes.active, True, routed.load, shared)
+    weights = MoeWeights(Routing(sizes.experts, sizes.active), routed.load, shared)
     layer, x, logits = Layer(weights), tokens(4, sizes.hidden), logits_of(4, sizes)
     assert not layer.experts.has_shared
     assert_near(layer(x, logits), expected(weights, x, logits, torch.zeros_like(x)), ROUNDED)

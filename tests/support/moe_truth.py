@@ -27,8 +27,10 @@ def mlp(weights: ExpertWeights) -> Callable[[Tensor], Tensor]:
 
 
 def expected(weights: MoeWeights, x: Tensor, logits: Tensor, to: Tensor) -> Tensor:
-    """The last of the logits is of the shared expert's gate."""
-    x, logits = x.double(), logits.double()
-    chosen, shares = route(logits[:, :-1], weights.num_active, weights.normalise)
-    routed = moe(x, chosen, shares, [mlp(weights.load(e)) for e in range(weights.num_experts)])
-    return to.double() + routed + mlp(weights.shared)(x) * sigmoid(logits[:, -1:])
+    """After the router's logits comes that of the shared expert's gate, if it has one."""
+    x, logits, count = x.double(), logits.double(), weights.routing.num_experts
+    chosen, shares = route(logits[:, :count], weights.routing, weights.bias_E)
+    out = to.double() + moe(x, chosen, shares, [mlp(weights.load(e)) for e in range(count)])
+    if weights.shared is None:
+        return out
+    return out + mlp(weights.shared)(x) * (sigmoid(logits[:, count:]) if weights.shared_gate else 1.0)

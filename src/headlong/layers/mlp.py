@@ -8,6 +8,7 @@ from torch import Tensor
 from headlong.layers.weights import Scope
 from headlong.ops import program
 from headlong.ops.linear.linear import Shard
+from headlong.ops.moe.routing import Routing
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
 from headlong.ops.norm.normed import Norm, Normed
 from headlong.ops.program import FIRST, SECOND, STREAM, Instruction
@@ -44,30 +45,45 @@ class Mlp:
 @dataclass(frozen=True)
 class MoeConfig:
     hidden_size: int
-    num_experts: int
-    num_active: int
+    routing: Routing
     intermediate_size: int
-    shared_intermediate_size: int
-    normalise: bool
+    shared_intermediate_size: int = 0
+    """The size of what every token is routed to, as one expert; 0 where there is none."""
+    shared_gate: bool = False
+    """Whether the shared expert stands behind a gate of its own."""
+    has_bias: bool = False
+    """Whether a bias is added to scores before experts are chosen."""
+
+    @property
+    def num_experts(self) -> int:
+        return self.routing.num_experts
+
+    @property
+    def num_active(self) -> int:
+        return self.routing.num_active
 
 
 class MoeMlp:
-    """The routed experts' sum, plus a shared expert behind a gate of its own."""
+    """The routed experts' sum, plus the shared expert."""
 
     def __init__(self, config: MoeConfig, scope: Scope) -> None:
         self.config = c = config
-        gates = (("gate", c.num_experts), ("shared_expert_gate", 1))
+        gates = [("gate", c.num_experts), *([("shared_expert_gate", 1)] if c.shared_gate else [])]
         self.gates = scope.stacked(*gates, in_features=c.hidden_size, shard=Shard.NONE)
+        size, shared = c.shared_intermediate_size, None
+        if size:
+            shared = _expert(c.hidden_size, size, scope("shared_expert"))
         weights = MoeWeights(
-            num_experts=c.num_experts,
-            num_active=c.num_active,
-            normalise=c.normalise,
+            routing=c.routing,
             load=_experts(c, scope("experts")),
-            shared=_expert(c.hidden_size, c.shared_intermediate_size, scope("shared_expert")),
+            shared=shared,
+            shared_gate=c.shared_gate,
+            bias_E=scope.vector("gate.e_score_correction_bias", c.num_experts) if c.has_bias else None,
             shards=(Shard.OUTPUT, Shard.INPUT),
         )
         self.experts = scope.ops.experts(weights)
-        self.shared = None if self.experts.has_shared else scope.ops.expert(weights.shared, weights.shards)
+        apart = shared is not None and not self.experts.has_shared
+        self.shared = scope.ops.expert(shared, weights.shards) if apart else None
 
     def add_to(self, normed: Normed, to_ND: Tensor, then: Norm) -> tuple[Tensor, Normed]:
         """Added to `to_ND`, and what `then` makes of that."""

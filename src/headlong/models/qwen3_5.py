@@ -38,6 +38,7 @@ from headlong.models.config_fields import attention, check_divides, decoder
 from headlong.models.family import Family
 from headlong.models.fields import Fields
 from headlong.models.gguf import GgufSpec, Tensors
+from headlong.ops.moe.routing import Routing
 
 
 def read_config(config: Mapping[str, Any], *, moe: bool, interleaved: bool) -> ModelConfig:
@@ -108,11 +109,10 @@ def _moe(f: Fields, hidden: int, *, normalise_always: bool) -> MoeConfig:
         raise ConfigError(f"{f.where}: num_experts_per_tok ({active}) is above num_experts ({experts})")
     return MoeConfig(
         hidden_size=hidden,
-        num_experts=experts,
-        num_active=active,
+        routing=Routing(experts, active, normalise_always or f.bool("norm_topk_prob", True)),
         intermediate_size=f.int("moe_intermediate_size"),
         shared_intermediate_size=f.int("shared_expert_intermediate_size"),
-        normalise=normalise_always or f.bool("norm_topk_prob", True),
+        shared_gate=True,
     )
 
 

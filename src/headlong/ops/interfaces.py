@@ -71,13 +71,14 @@ class Experts(Protocol):
 
     name: str
     has_shared: bool
-    """Whether the shared expert, to which every token is routed, is computed here too."""
+    """Whether the shared expert, to which every token is routed, is computed here too, if there is one."""
 
     def __call__(
         self, given: Normed, logits_NR: Tensor, shared_ND: Tensor | None, residual_ND: Tensor, then: Norm, /
     ) -> tuple[Tensor, Normed]:
-        """Adds the experts' outputs to `residual_ND`, and applies `then`. `logits_NR` are the router's, the last of
-        them the shared expert's gate; `shared_ND` is what that expert gives, where it is not computed here."""
+        """Adds the experts' outputs to `residual_ND`, and applies `then`. `logits_NR` are the router's, and after
+        them the shared expert's gate, if it has one; `shared_ND` is what that expert gives, where it is not computed
+        here."""
         ...
 
 

@@ -152,8 +152,8 @@ class ReferenceBackend(Backend):
         return silu_mul.silu_mul
 
     def experts(self, weights: MoeWeights) -> Experts:
-        experts = [self.expert(weights.load(i), weights.shards) for i in range(weights.num_experts)]
-        return ReferenceExperts(experts, weights.num_active, normalise=weights.normalise)
+        count = weights.routing.num_experts
+        return ReferenceExperts([self.expert(weights.load(i), weights.shards) for i in range(count)], weights)
 
     def expert(self, weights: ExpertWeights, shards: tuple[Shard, Shard]) -> SwiGlu:
         gate_up, down = shards

@@ -4,8 +4,8 @@
  * order whatever other tokens there are, so its bits depend on its own row alone.
  *
  * Legend. A pair is a token and one of its experts; pairs of a token follow one another, its experts in ascending
- * order. logits [num_tokens, num_experts + 1], the last one the shared expert's gate; outputs [pairs + num_tokens,
- * hidden_size], in the order of experts, then the shared expert's. */
+ * order. logits [num_tokens, num_experts], and after them the shared expert's gate if it has one; outputs [pairs +
+ * num_tokens, hidden_size], in the order of experts, then the shared expert's. */
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("no-associative-math") /* which would treat a NaN among the logits as a number */
 #endif
@@ -19,6 +19,8 @@ enum {
     SLAB = 128,      /* tokens whose experts' outputs are held at a time */
     SHARED_ROWS = 8, /* fewer tokens are not worth a second thread, where nothing is multiplied */
 };
+
+static const float SMALL = 1e-20f; /* added to a sum of sigmoids, which may all be zero */
 
 /* The tokens of one slab; see the legend. */
 typedef struct {
@@ -35,36 +37,86 @@ typedef struct {
     float *out;
 } Slab;
 
-/* Chooses the experts with the largest logits, of equal ones the first. Weights are those of a softmax over all experts
- * or, with `normalise`, over the chosen ones. */
+INLINE int64_t logits_of_token(const Experts *net) { return net->num_experts + (net->shared == GATED); }
+
+/* Finds the `wanted` largest of scores[begin..end), in descending order, each behind those that are not smaller: of
+ * equal ones the first. `found` of them are known from scores before `begin`; returns how many are known now. */
+INLINE int64_t find_best(const float *scores, int64_t begin, int64_t end, int32_t *best, int64_t found,
+                         int64_t wanted) {
+    for (int64_t e = begin; e < end; e++) {
+        if (found == wanted && !(scores[e] > scores[best[found - 1]])) continue;
+        int64_t at = found < wanted ? found++ : wanted - 1;
+        for (; at > 0 && scores[e] > scores[best[at - 1]]; at--) best[at] = best[at - 1];
+        best[at] = (int32_t)e;
+    }
+    return found;
+}
+
+INLINE void sort_ascending(int32_t *numbers, int64_t count) {
+    for (int64_t a = 1; a < count; a++) {
+        const int32_t own = numbers[a];
+        int64_t at = a;
+        for (; at > 0 && numbers[at - 1] > own; at--) numbers[at] = numbers[at - 1];
+        numbers[at] = own;
+    }
+}
+
+/* Finds the best experts of the groups with the largest sums of two. `room` has a float and a number for each group. */
+INLINE void find_in_groups(const Experts *net, const float *choice, float *room, int32_t *expert) {
+    const int64_t groups = net->num_groups, size = net->num_experts / groups;
+    float *sums = room;
+    int32_t *kept = (int32_t *)(room + groups), pair[2];
+    for (int64_t g = 0; g < groups; g++) {
+        find_best(choice, g * size, (g + 1) * size, pair, 0, 2);
+        sums[g] = choice[pair[0]] + choice[pair[1]];
+    }
+    find_best(sums, 0, groups, kept, 0, net->kept_groups);
+    sort_ascending(kept, net->kept_groups);
+    int64_t found = 0;
+    for (int64_t k = 0; k < net->kept_groups; k++)
+        found = find_best(choice, kept[k] * size, (kept[k] + 1) * size, expert, found, net->num_active);
+}
+
+/* Chooses experts, of equal ones the first, and weights them; ops/moe/routing.py has the definition. Softmax keeps the
+ * order of logits, so without a bias these are compared, and with `normalise` only the chosen ones are summed up. */
 VECTORISED static void route_tokens(const void *arg, int64_t begin, int64_t end) {
     const Slab *s = arg;
-    const int64_t count = s->net->num_experts, active = s->net->num_active;
+    const Experts *net = s->net;
+    const int64_t count = net->num_experts, active = net->num_active, groups = net->num_groups;
+    float *scored = workspace(CHOICES, count + 2 * groups);
     for (int64_t token = begin; token < end; token++) {
-        const float *logits = s->logits + token * (count + 1);
+        const float *logits = s->logits + token * logits_of_token(net), *choice = logits;
         int32_t *expert = s->expert + token * active;
-        float *weight = s->weight + token * active, top = logits[0], sum = 0.0f;
+        float *weight = s->weight + token * active, top = logits[0], sum = 0.0f, all = 0.0f;
         for (int64_t e = 1; e < count; e++) top = logits[e] > top ? logits[e] : top;
-        /* Insertion sort in descending order: each behind those that are not smaller. */
-        int64_t found = 0;
-        for (int64_t e = 0; e < count; e++) {
-            if (found == active && !(logits[e] > logits[expert[found - 1]])) continue;
-            int64_t at = found < active ? found++ : active - 1;
-            for (; at > 0 && logits[e] > logits[expert[at - 1]]; at--) expert[at] = expert[at - 1];
-            expert[at] = (int32_t)e;
+        if (net->sigmoid_scores) {
+            for (int64_t e = 0; e < count; e++) scored[e] = sigmoid(logits[e]);
+            choice = scored;
+        } else if (net->bias || groups > 1 || !net->normalise) {
+            for (int64_t e = 0; e < count; e++) all += exponential(logits[e] - top);
+            if (net->bias || groups > 1) {
+                for (int64_t e = 0; e < count; e++) scored[e] = exponential(logits[e] - top) / all;
+                choice = scored;
+            }
         }
-        for (int64_t a = 1; a < active; a++) {
-            const int32_t own = expert[a];
-            int64_t at = a;
-            for (; at > 0 && expert[at - 1] > own; at--) expert[at] = expert[at - 1];
-            expert[at] = own;
-        }
-        for (int64_t a = 0; a < active; a++) weight[a] = exponential(logits[expert[a]] - top);
-        if (s->net->normalise)
-            for (int64_t a = 0; a < active; a++) sum += weight[a];
+        if (net->bias)
+            for (int64_t e = 0; e < count; e++) scored[e] += net->bias[e];
+        if (groups > 1)
+            find_in_groups(net, choice, scored + count, expert);
         else
-            for (int64_t e = 0; e < count; e++) sum += exponential(logits[e] - top);
+            find_best(choice, 0, count, expert, 0, active);
+        sort_ascending(expert, active);
+        for (int64_t a = 0; a < active; a++)
+            weight[a] = net->sigmoid_scores ? sigmoid(logits[expert[a]]) : exponential(logits[expert[a]] - top);
+        if (net->normalise) {
+            for (int64_t a = 0; a < active; a++) sum += weight[a];
+            if (net->sigmoid_scores) sum += SMALL;
+        } else {
+            sum = net->sigmoid_scores ? 1.0f : all;
+        }
         for (int64_t a = 0; a < active; a++) weight[a] /= sum;
+        if (net->scale != 1.0f)
+            for (int64_t a = 0; a < active; a++) weight[a] *= net->scale;
     }
 }
 
@@ -125,8 +177,12 @@ VECTORISED static void add_tokens(const void *arg, int64_t begin, int64_t end) {
     const int64_t size = s->net->hidden_size, active = s->net->num_active;
     for (int64_t token = begin; token < end; token++) {
         float *out = s->out + token * size, *sum = s->outputs + (s->num_tokens * active + token) * size;
-        const float gate = sigmoid(s->logits[token * (s->net->num_experts + 1) + s->net->num_experts]);
-        for (int64_t i = 0; i < size; i++) sum[i] *= gate;
+        if (s->net->shared == GATED) {
+            const float gate = sigmoid(s->logits[token * logits_of_token(s->net) + s->net->num_experts]);
+            for (int64_t i = 0; i < size; i++) sum[i] *= gate;
+        } else if (s->net->shared == NO_SHARED) {
+            memset(sum, 0, size * sizeof *sum);
+        }
         for (int64_t p = token * active; p < (token + 1) * active; p++) {
             const float weight = s->weight[p], *y = s->outputs + s->output_row[p] * size;
             for (int64_t i = 0; i < size; i++) sum[i] += weight * y[i];
@@ -144,7 +200,8 @@ static void run_slab(const Experts *net, const float *x, const float *logits, fl
     float *outputs = workspace(OUTPUTS, shared + num_tokens * net->hidden_size);
     Slab s = {net,     x,  logits, num_tokens, expert, weight, output_row, token, first, first + net->num_experts + 1,
               outputs, out};
-    run_expert(&s, net->experts + net->num_experts, 0, num_tokens, outputs + shared, num_threads);
+    if (net->shared != NO_SHARED)
+        run_expert(&s, net->experts + net->num_experts, 0, num_tokens, outputs + shared, num_threads);
     parallel_for(route_tokens, &s, num_tokens, SHARED_ROWS, num_threads);
     const int64_t used = order_pairs(&s), rounds = (used + num_threads - 1) / num_threads;
     /* One expert per thread, if few threads would wait for the last experts; else all threads on each expert. */
@@ -158,6 +215,6 @@ static void run_slab(const Experts *net, const float *x, const float *logits, fl
 void headlong_experts(const Experts *net, const float *x, const float *logits, float *out, int64_t num_tokens,
                      int num_threads) {
     for (int64_t begin = 0; begin < num_tokens; begin += SLAB)
-        run_slab(net, x + begin * net->hidden_size, logits + begin * (net->num_experts + 1),
+        run_slab(net, x + begin * net->hidden_size, logits + begin * logits_of_token(net),
                  out + begin * net->hidden_size, begin + SLAB < num_tokens ? SLAB : num_tokens - begin, num_threads);
 }

@@ -20,13 +20,20 @@ typedef struct {
     Linear gate_up, down;
 } Expert;
 
+/* What every token is routed to: nothing, an expert, or an expert behind a gate. */
+enum { NO_SHARED, SHARED, GATED };
+
+/* ops/moe/routing.py says what the fields of the routing mean. */
 typedef struct {
     int64_t num_experts, num_active, normalise, hidden_size;
-    const Expert *experts; /* [num_experts + 1], the last one the shared expert */
+    const Expert *experts; /* [num_experts], and the shared expert after them */
+    int64_t sigmoid_scores, num_groups, kept_groups, shared;
+    const float *bias; /* [num_experts], or null */
+    float scale;
 } Experts;
 
-/* Adds the experts' outputs to `out` [num_tokens, hidden_size]. `logits` are [num_tokens, num_experts + 1], the last one
- * the shared expert's gate. */
+/* Adds the experts' outputs to `out` [num_tokens, hidden_size]. `logits` are [num_tokens, num_experts], with the shared
+ * expert's gate after them where it is GATED. */
 void headlong_experts(const Experts *net, const float *x, const float *logits, float *out, int64_t num_tokens,
                       int num_threads);
 

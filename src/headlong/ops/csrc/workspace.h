@@ -16,6 +16,7 @@ enum {
     BUCKETS_OF_TOKENS,
     CANDIDATES,
     SCORES,
+    CHOICES,
     NUM_WORKSPACES
 };
 

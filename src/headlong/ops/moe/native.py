@@ -31,7 +31,13 @@ class _Experts(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("num_experts", "num_active", "normalise", "hidden_size")),
         ("experts", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("sigmoid_scores", "num_groups", "kept_groups", "shared")),
+        ("bias", ctypes.c_void_p),
+        ("scale", ctypes.c_float),
     )
+
+
+_NO_SHARED, _SHARED, _GATED = range(3)
 
 
 class NativeExperts:
@@ -41,27 +47,37 @@ class NativeExperts:
     has_shared = True
 
     def __init__(self, weights: MoeWeights, linears: Sequence[tuple[NativeLinear, NativeLinear]]) -> None:
-        """`linears` are gate_up and down of every expert, those of the shared one last."""
+        """`linears` are gate_up and down of every expert, those of the shared one last, if there is one."""
         self.linears = list(linears)
         self.hidden_size = self.linears[0][1].out_features
         self._panels: list[ctypes.Array[_Panel]] = []
         experts = [_Expert(self._struct(gate_up), self._struct(down)) for gate_up, down in self.linears]
         self._all = (_Expert * len(experts))(*experts)
+        r, bias_E = weights.routing, weights.bias_E
+        self._bias_E = None if bias_E is None else bias_E.float().contiguous()
         self._whole = _Experts(
-            weights.num_experts,
-            weights.num_active,
-            weights.normalise,
+            r.num_experts,
+            r.num_active,
+            r.normalise,
             self.hidden_size,
             ctypes.addressof(self._all),
+            r.scores == "sigmoid",
+            r.num_groups if r.is_grouped else 1,
+            r.kept_groups if r.is_grouped else 1,
+            _NO_SHARED if weights.shared is None else _GATED if weights.shared_gate else _SHARED,
+            None if self._bias_E is None else self._bias_E.data_ptr(),
+            r.scale,
         )
 
     @classmethod
     def load(cls, weights: MoeWeights, source: Callable[[Weight], Source | None]) -> "NativeExperts | None":
         """Loads the experts; None where the native GEMM cannot take a weight: `source` says which it can."""
         linears = []
-        for expert in range(weights.num_experts + 1):
-            shared = expert == weights.num_experts
-            made = _linears(weights.shared if shared else weights.load(expert), source)
+        shared = [] if weights.shared is None else [weights.shared]
+        for expert in range(weights.routing.num_experts + len(shared)):
+            made = _linears(
+                weights.load(expert) if expert < weights.routing.num_experts else shared[0], source
+            )
             if made is None:
                 return None
             for linear, shard in zip(made, weights.shards, strict=True):
@@ -77,8 +93,7 @@ class NativeExperts:
     def __call__(
         self, given: Normed, logits_NR: Tensor, shared_ND: Tensor | None, residual_ND: Tensor, then: Norm
     ) -> tuple[Tensor, Normed]:
-        """Adds the experts' outputs to `residual_ND`, and applies `then`. The last of the logits is the shared expert's
-        gate."""
+        """Adds the experts' outputs to `residual_ND`, and applies `then`."""
         assert shared_ND is None, "computed here"
         x_ND, out = whole(given), residual_ND.clone()
         native.kernel("headlong_experts")(

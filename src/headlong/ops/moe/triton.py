@@ -137,8 +137,10 @@ class TritonExperts:
 
     def __init__(self, gate_up: StackedWeight, down: StackedWeight, weights: MoeWeights) -> None:
         self.gate_up, self.down = gate_up, down
-        self.num_experts, self.num_active = weights.num_experts, weights.num_active
-        self.normalise = weights.normalise
+        self.routing, self.is_gated = weights.routing, weights.is_gated
+        self.num_experts, self.num_active = self.routing.num_experts, self.routing.num_active
+        self.bias_E = None if weights.bias_E is None else weights.bias_E.float().contiguous()
+        self.needs_shared = weights.shared is not None and len(gate_up.codes) == self.num_experts
         self.has_shared = len(gate_up.codes) > self.num_experts
         self.ranks = self.num_active + self.has_shared
         self._tokens_at_once = max(WORKSPACE // (self.ranks * max(gate_up.out_size, down.out_size)), 1)
@@ -153,18 +155,19 @@ class TritonExperts:
         """Loads expert by expert, so that little is held twice; or returns the reason why another backend must serve.
         Packed weights are multiplied in `dtype`."""
         stacks: list[StackedWeight] = []
-        first = shared = None
-        for expert in range(weights.num_experts):
+        first = None
+        for expert in range(weights.routing.num_experts):
             loaded = _gemm_weights(weights.load(expert), dtype)
             if isinstance(loaded, str):
                 return loaded
             if first is None:
-                first, shared = loaded, _gemm_weights(weights.shared, dtype)
+                first = loaded
+                shared = "" if weights.shared is None else _gemm_weights(weights.shared, dtype)
                 joined = not isinstance(shared, str) and _alike(shared, first)
-                count = weights.num_experts + joined
+                count = weights.routing.num_experts + joined
                 stacks = [StackedWeight.like(w, count, gated=i == 0) for i, w in enumerate(loaded)]
                 if joined:
-                    _put(stacks, weights.num_experts, shared)
+                    _put(stacks, weights.routing.num_experts, shared)
             if not _alike(loaded, first):
                 return "experts of one layer are stored differently"
             _put(stacks, expert, loaded)
@@ -174,8 +177,9 @@ class TritonExperts:
         self, given: Normed, logits_NR: Tensor, shared_ND: Tensor | None, to_ND: Tensor, then: Norm
     ) -> tuple[Tensor, Normed]:
         """Adds the experts' outputs to `to_ND`, in float32, and applies the norm `then`. `logits_NR` are the router's,
-        then the shared expert's gate; `shared_ND` is what that expert gives, where it is not among the others."""
-        assert (shared_ND is None) == self.has_shared
+        then the shared expert's gate, if it has one; `shared_ND` is what that expert gives, where it is not
+        among the others."""
+        assert (shared_ND is not None) == self.needs_shared
         x_ND, partial_norm = gemm_input(given)
         x_ND, to_ND = x_ND.to(self.gate_up.dtype).contiguous(), to_ND.contiguous()
         out_ND, then_partial = torch.empty_like(to_ND), empty_partial_norm(then, to_ND)
@@ -205,14 +209,16 @@ class TritonExperts:
     def route(self, logits_NR: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Returns the expert of each pair; the probabilities of each token's experts, the shared one's last; the
         blocks; and the pairs sorted by expert."""
-        tokens, active = len(logits_NR), self.num_active
+        tokens, active, routing = len(logits_NR), self.num_active, self.routing
         experts_P = logits_NR.new_empty(tokens * self.ranks, dtype=torch.int32)
         probs_NR = logits_NR.new_empty((tokens, active + 1), dtype=torch.float32)
         together = tokens <= ROUTED_TOKENS and self._is_sparse(len(experts_P))
         blocks_B3, pairs_P = self._empty_blocks(experts_P) if together else (None, None)
         kernels.route_kernel[(triton.cdiv(tokens, ROUTED_TOKENS),)](
-            logits_NR, experts_P, probs_NR, pairs_P, blocks_B3, tokens,
-            E=self.num_experts, A=active, RANKS=self.ranks, NORMALISE=self.normalise,
+            logits_NR, self.bias_E, experts_P, probs_NR, pairs_P, blocks_B3, tokens,
+            E=self.num_experts, A=active, RANKS=self.ranks, NORMALISE=routing.normalise,
+            SIGMOID=routing.scores == "sigmoid", SCALE=routing.scale,
+            GROUPS=routing.num_groups, KEPT=routing.kept_groups, GATED=int(self.is_gated),
             BLOCK_M=BLOCK_M, BLOCK_T=ROUTED_TOKENS, BLOCK_R=triton.next_power_of_2(active + 1),
             BLOCK_E=triton.next_power_of_2(self.num_experts), num_warps=1, **LAUNCH_OPTIONS,
         )  # fmt: skip

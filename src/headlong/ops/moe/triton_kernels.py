@@ -8,8 +8,8 @@ programs for as many as there can be, and those of empty blocks end at once. Til
 and each sum has one order, so a token's bits do not depend on its company.
 
 Legend. E experts, A active experts of a token, RANKS of its pairs: A, or A + 1 where the shared expert is among them.
-  logits_ptr [tokens, E + 1]: the router's, then the shared expert's gate; experts_ptr [pairs]: the expert of each
-  pair;
+  logits_ptr [tokens, E], or E + 1 where GATED: the router's, then the shared expert's gate; bias_ptr [E]: what is
+  added to scores before experts are chosen; experts_ptr [pairs]: the expert of each pair;
   probs_ptr [tokens, A + 1]: by what a token's experts are multiplied, the shared one's last.
   sorted_pairs_ptr [pairs]: pairs by expert; blocks_ptr [blocks, 3]: expert, first of its sorted pairs, and their
   number.
@@ -67,40 +67,94 @@ def store_sorted_pairs(
     tl.store(blocks_ptr + 3 * block + 2, tl.where(begins, tl.minimum(count - rank, BLOCK_M), 0), mask=mask)
 
 
+@triton.jit
+def ordered(bits):
+    """Turns the bits of a float into a number that orders them, and back. No float's is LOWEST."""
+    return bits ^ ((bits >> 31) & 2147483647)
+
+
+@triton.jit
+def first_largest(key, number, END: tl.constexpr):
+    """The largest key of each row, and the first number that has it."""
+    largest = tl.max(key, 1)[:, None]
+    return largest, tl.min(tl.where(key == largest, number, END), 1)[:, None]
+
+
+@triton.jit
+def keep_groups(
+    key, expert, E: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, BLOCK_E: tl.constexpr
+):
+    """The ordered choices, without those of groups that are left out: a group counts as much as its two best."""
+    group, own_group = tl.arange(0, BLOCK_E)[None, :], expert // (E // GROUPS)
+    sums = tl.full(key.shape, LOWEST, tl.int32)
+    for g in range(GROUPS):
+        inside = tl.where(own_group == g, key, LOWEST)
+        best, which = first_largest(inside, expert, BLOCK_E)
+        second = tl.max(tl.where(expert == which, LOWEST, inside), 1)[:, None]
+        total = ordered(best).to(tl.float32, bitcast=True) + ordered(second).to(tl.float32, bitcast=True)
+        sums = tl.where(group == g, ordered((total + 0.0).to(tl.int32, bitcast=True)), sums)
+    kept = expert < 0
+    for _ in range(KEPT):
+        _, which = first_largest(sums, group, BLOCK_E)
+        kept = kept | (own_group == which)
+        sums = tl.where(group == which, LOWEST, sums)
+    return tl.where(kept, key, LOWEST)
+
+
 @triton.jit(do_not_specialize=["num_tokens"])
 def route_kernel(
-    logits_ptr, experts_ptr, probs_ptr, sorted_pairs_ptr, blocks_ptr, num_tokens,
-    E: tl.constexpr, A: tl.constexpr, RANKS: tl.constexpr, NORMALISE: tl.constexpr,
+    logits_ptr, bias_ptr, experts_ptr, probs_ptr, sorted_pairs_ptr, blocks_ptr, num_tokens,
+    E: tl.constexpr, A: tl.constexpr, RANKS: tl.constexpr, NORMALISE: tl.constexpr, SIGMOID: tl.constexpr,
+    SCALE: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, GATED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """Softmax and top-A routing of BLOCK_T tokens: the A likeliest experts, of equal ones the first, and their
-    probabilities. Logit E is the shared expert's gate: its probability comes last, and, where RANKS is A + 1, it is a
-    routed expert with the number E. Where these are all tokens and there are `blocks`, pairs are grouped as well."""
+    """Routing of BLOCK_T tokens as routing.py defines it: A experts of each, and what they count. Logit E is the shared
+    expert's gate, if it is GATED: its probability comes last, and, where RANKS is A + 1, it is a routed expert with the
+    number E. Where these are all tokens and there are `blocks`, pairs are grouped as well."""
+    CHOICE_IS_SCORE: tl.constexpr = bias_ptr is None
     launch_dependents_and_wait()
     token_T = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     is_token_T = token_T < num_tokens
-    logits_ptrs_T = logits_ptr + token_T.to(tl.int64) * (E + 1)
+    logits_ptrs_T = logits_ptr + token_T.to(tl.int64) * (E + GATED)
     expert = tl.arange(0, BLOCK_E)[None, :]
     mask = (expert < E) & is_token_T[:, None]
-    logit = tl.load(logits_ptrs_T[:, None] + expert, mask=mask, other=-1e30)
-    prob = tl.exp(logit - tl.max(logit, 1)[:, None])
-    prob = prob / tl.sum(tl.where(expert < E, prob, 0.0), 1)[:, None]
+    logit = tl.load(logits_ptrs_T[:, None] + expert, mask=mask, other=0.0 if SIGMOID else -1e30)
+    if SIGMOID:
+        prob = 1.0 / (1.0 + tl.exp(-logit))
+    else:
+        prob = tl.exp(logit - tl.max(logit, 1)[:, None])
+        prob = prob / tl.sum(tl.where(expert < E, prob, 0.0), 1)[:, None]
     # A probability is not negative: its bits are a number that orders them, and of such a warp finds the largest at
-    # once.
-    key = tl.where(expert < E, prob.to(tl.int32, bitcast=True), LOWEST)
+    # once. With a bias it may be, and -0 is to be 0.
+    key = prob.to(tl.int32, bitcast=True)
+    if not CHOICE_IS_SCORE:
+        bias = tl.load(bias_ptr + expert, mask=expert < E, other=0.0)
+        key = ordered((prob + bias + 0.0).to(tl.int32, bitcast=True))
+    key = tl.where(expert < E, key, LOWEST)
+    if KEPT < GROUPS:
+        key = keep_groups(key, expert, E, GROUPS, KEPT, BLOCK_E)
     rank = tl.arange(0, BLOCK_R)[None, :]
     chosen = tl.full((BLOCK_T, BLOCK_R), E, tl.int32)
     chosen_prob = tl.zeros((BLOCK_T, BLOCK_R), tl.float32)
     for nth in range(A):
-        largest = tl.max(key, 1)[:, None]
-        which = tl.min(tl.where(key == largest, expert, BLOCK_E), 1)[:, None]
+        largest, which = first_largest(key, expert, BLOCK_E)
+        if CHOICE_IS_SCORE:
+            of_largest = largest.to(tl.float32, bitcast=True)
+        else:
+            of_largest = tl.sum(tl.where(expert == which, prob, 0.0), 1)[:, None]
         chosen = tl.where(rank == nth, which, chosen)
-        chosen_prob = tl.where(rank == nth, largest.to(tl.float32, bitcast=True), chosen_prob)
+        chosen_prob = tl.where(rank == nth, of_largest, chosen_prob)
         key = tl.where(expert == which, LOWEST, key)
     if NORMALISE:
-        chosen_prob = chosen_prob / tl.sum(chosen_prob, 1)[:, None]
-    gate_T = tl.load(logits_ptrs_T + E, mask=is_token_T, other=0.0)
-    chosen_prob = tl.where(rank == A, (1.0 / (1.0 + tl.exp(-gate_T)))[:, None], chosen_prob)
+        total_T = tl.sum(chosen_prob, 1)
+        chosen_prob = chosen_prob / (total_T + 1e-20 if SIGMOID else total_T)[:, None]
+    if SCALE != 1.0:
+        chosen_prob = chosen_prob * SCALE
+    if GATED:
+        gate_T = tl.load(logits_ptrs_T + E, mask=is_token_T, other=0.0)
+        chosen_prob = tl.where(rank == A, (1.0 / (1.0 + tl.exp(-gate_T)))[:, None], chosen_prob)
+    else:
+        chosen_prob = tl.where(rank == A, 1.0, chosen_prob)
     pair = token_T[:, None] * RANKS + rank
     valid = is_token_T[:, None] & (rank < RANKS)
     tl.store(experts_ptr + pair, chosen, mask=valid)

@@ -4,7 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from torch import Tensor
+
 from headlong.ops.linear.linear import Shard
+from headlong.ops.moe.routing import Routing
 from headlong.quant.format import Weight
 
 
@@ -18,13 +21,20 @@ class ExpertWeights(NamedTuple):
 
 @dataclass(frozen=True)
 class MoeWeights:
-    num_experts: int
-    num_active: int
-    normalise: bool
+    routing: Routing
     load: Callable[[int], ExpertWeights]
     """Loads an expert's weights, as often as they are asked for: a backend that cannot take them all leaves them to the
     next."""
-    shared: ExpertWeights
-    """The weights of the shared expert, which every token is routed to."""
+    shared: ExpertWeights | None
+    """The weights of the shared expert, which every token is routed to; None where there is none."""
+    shared_gate: bool = True
+    """Whether the last of the logits is the gate of the shared expert, which is else added as it is."""
+    bias_E: Tensor | None = None
+    """What is added to scores before experts are chosen."""
     shards: tuple[Shard, Shard] = (Shard.OUTPUT, Shard.INPUT)
     """How gate_up and down of every expert may be split."""
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether there is one more of the logits than there are experts."""
+        return self.shared is not None and self.shared_gate
