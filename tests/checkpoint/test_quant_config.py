@@ -133,13 +133,29 @@ class TestCompressedTensors:
             ({}, "int4"),
             ({"num_bits": 8}, "int8"),
             ({"num_bits": 8, "type": "float"}, "fp8"),
-            ({"num_bits": 4, "type": "float"}, "nvfp4"),
+            ({"num_bits": 8, "type": "float", "scale_dtype": "torch.uint8"}, "mxfp8"),
+            ({"num_bits": 4, "type": "float", "group_size": 16}, "nvfp4"),
+            ({"num_bits": 4, "type": "float"}, "mxfp4"),
+            ({"num_bits": 3}, "int3"),
         ],
     )
     def test_formats_of_numbers(self, weights, format):
         found = claim(self.section(**weights), Q_PROJ)
         assert found is not None and found.format == format
-        assert found.hint["bits"] == weights.get("num_bits", 4) and found.hint["group_size"] == 32
+        assert found.hint["bits"] == weights.get("num_bits", 4)
+        assert found.hint["group_size"] == weights.get("group_size", 32)
+
+    def test_activations_are_told(self):
+        section = self.section(num_bits=8)
+        group = section["config_groups"]["group_0"]
+        for given, told in (
+            ({"num_bits": 8, "type": "int", "dynamic": True}, "int8, dynamic"),
+            ({"num_bits": 8, "type": "float", "dynamic": False}, "fp8, static"),
+            (None, None),
+        ):
+            group["input_activations"] = given
+            found = claim(section, Q_PROJ)
+            assert found is not None and found.activations == told
 
     def test_ignored_by_name_and_by_pattern(self):
         section = self.section(ignore=["lm_head", IN_PROJ_A, "re:^mtp.*", r"re:.*mlp\.gate$"])
@@ -262,8 +278,139 @@ class TestMlx:
         assert found is not None and found.format is None
 
 
-METHODS = ("fp8", "compressed-tensors", "modelopt", "gptq", "awq", "mlx", "unheard-of")
+AUTO_ROUND = {
+    "quant_method": "auto-round",
+    "bits": 4,
+    "group_size": 128,
+    "sym": False,
+    "data_type": "int",
+    "packing_format": "auto_round",
+    "block_name_to_quantize": "model.language_model.layers",
+    "extra_config": {Q_PROJ: {"bits": 16, "data_type": "float"}, r".*shared_expert\..*": {"bits": 8}},
+}
+
+
+class TestAutoRound:
+    @pytest.mark.parametrize(
+        ("packing", "format", "version"),
+        [
+            ("auto_round", "gptq", "gptq_v2"),
+            ("auto_round:gptqmodel", "gptq", "gptq_v2"),
+            ("auto_round:auto_gptq", "gptq", "gptq"),
+            ("auto_round:gptq:exllamav2", "gptq", "gptq"),
+            ("auto_round:auto_awq", "awq", None),
+            ("auto_round:llm_compressor", "int4", "gptq_v2"),
+        ],
+    )
+    def test_the_packing_says_how_zero_points_are_stored(self, packing, format, version):
+        found = claim(AUTO_ROUND | {"packing_format": packing}, GATE_PROJ)
+        assert found is not None and found.format == format
+        assert found.hint.get("checkpoint_format") == version
+
+    def test_what_is_left_alone_and_what_has_its_own_bits(self):
+        assert formats(AUTO_ROUND, GATE_PROJ, EXPERT, Q_PROJ, MTP_Q, LM_HEAD) == [
+            "gptq",
+            "gptq",
+            None,
+            None,
+            None,
+        ]
+        found = claim(AUTO_ROUND, SHARED)
+        assert found is not None and (found.format, found.hint["bits"]) == ("gptq", 8)
+        listed = AUTO_ROUND | {"extra_config": {"lm_head": {"bits": 4}}}
+        assert formats(listed, LM_HEAD) == ["gptq"]
+
+    def test_floats(self):
+        section = AUTO_ROUND | {"data_type": "mx_fp", "packing_format": "auto_round:llm_compressor"}
+        assert formats(section, GATE_PROJ) == ["mxfp4"]
+        assert formats(section | {"data_type": "nv_fp"}, GATE_PROJ) == ["nvfp4"]
+
+
+class TestQuark:
+    SECTION = {
+        "quant_method": "quark",
+        "exclude": ["lm_head", "re:.*linear_attn.*"],
+        "global_quant_config": {
+            "weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"},
+            "input_tensors": {"dtype": "fp8_e4m3"},
+        },
+        "layer_quant_config": {"*shared_expert*": {"weight": {"dtype": "fp4"}}},
+    }
+
+    def test_everything_but_the_list(self):
+        found = formats(self.SECTION, Q_PROJ, IN_PROJ_A, LM_HEAD, EMBEDDING, SHARED)
+        assert found == ["fp8", None, None, None, "mxfp4"]
+        told = claim(self.SECTION, Q_PROJ)
+        assert told is not None and told.activations == "fp8_e4m3"
+
+
+class TestBitsandbytes:
+    def test_four_bits_and_eight(self):
+        section = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+        section["llm_int8_skip_modules"] = ["mtp"]
+        assert formats(section, Q_PROJ, FC, LM_HEAD, EMBEDDING) == ["nf4", None, None, None]
+        assert formats({"quant_method": "bitsandbytes", "load_in_8bit": True}, Q_PROJ) == ["int8"]
+
+
+class TestQuantizeConfig:
+    """quantize_config.json, in which GPTQ's tools wrote what config.json says now."""
+
+    OLDER = {"bits": 4, "group_size": 128, "sym": False, "checkpoint_format": "gptq_v2"}
+
+    def asked(self, section: Any, older: Any) -> Any:
+        found = QuantConfig({"quantization_config": section}, {}, older).claim(Q_PROJ)
+        assert found is not None
+        return found.hint.get("checkpoint_format"), found.hint.get("writer")
+
+    def test_it_counts_where_config_json_is_silent(self):
+        assert self.asked(None, self.OLDER) == ("gptq_v2", None)
+        assert self.asked({"quant_method": "gptq", "bits": 4}, self.OLDER) == ("gptq_v2", None)
+
+    def test_two_that_name_one_each_decide_nothing(self):
+        section = {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq"}
+        assert self.asked(section, self.OLDER) == ("gptq or gptq_v2", None)
+        assert self.asked(section, section) == ("gptq", None)
+
+    def test_who_wrote_it(self):
+        section = {"quant_method": "gptq", "bits": 4, "meta": {"quantizer": ["gptqmodel:2.0.0"]}}
+        assert self.asked(section, {}) == (None, "gptqmodel")
+        assert self.asked({"quant_method": "gptq"}, self.OLDER | section)[1] == "gptqmodel"
+
+
+def test_modelopt_per_channel_and_per_token():
+    found = claim({"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, Q_PROJ)
+    assert found is not None and (found.format, found.activations) == ("fp8", "FP8_PER_CHANNEL_PER_TOKEN")
+    weights_only = claim({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, Q_PROJ)
+    assert weights_only is not None and (weights_only.format, weights_only.activations) == ("int4", None)
+
+
+METHODS = (
+    "fp8",
+    "compressed-tensors",
+    "modelopt",
+    "gptq",
+    "awq",
+    "mlx",
+    "auto-round",
+    "quark",
+    "bitsandbytes",
+    "unheard-of",
+)
 KEYS = (
+    "exclude",
+    "llm_int8_skip_modules",
+    "global_quant_config",
+    "layer_quant_config",
+    "extra_config",
+    "block_name_to_quantize",
+    "packing_format",
+    "data_type",
+    "act_bits",
+    "meta",
+    "mode",
+    "activation_scheme",
+    "bnb_4bit_quant_type",
+    "load_in_4bit",
     "modules_to_not_convert",
     "ignore",
     "exclude_modules",

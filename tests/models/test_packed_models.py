@@ -1,5 +1,7 @@
 """Whole models in every packed format, with heads packed the same way, another way and not at all."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -7,9 +9,10 @@ from safetensors.torch import save_file
 from headlong import LLM, SamplingParams
 from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.engine.build import survey
+from headlong.errors import HeadError
 from headlong.quant.plain import PlainFormat
 from support import tiny
-from support.packing import FORMATS, pack, unpacked
+from support.packing import FORMATS, hint_of, pack, unpacked
 from support.steps import Driver, load
 from support.tiny import random_tokens
 
@@ -71,7 +74,8 @@ def write(folder, made, weights: dict) -> None:
 
 
 def quant_config(how: str) -> dict:
-    return {"quant_method": "gptq", "checkpoint_format": "gptq_v2"} if how == "gptq_v2" else {}
+    said = hint_of(how)
+    return {"quant_method": "gptq"} | said if said else {}
 
 
 def write_packed(folder, made, target: str | None, head: str | None, experts: str = "fused") -> dict:
@@ -213,13 +217,37 @@ def test_a_head_in_a_dtype_of_its_own(dense, tmp_path, dtype):
     assert_drafts_change_nothing(tmp_path, draft_dtype=dtype)
 
 
-def test_zero_points_that_tensors_cannot_tell(dense, tmp_path):
-    """A GPTQ head of the second version beside a config that says the first: drafts are poor until it is said."""
-    stored, meant = packed(tiny.tensors(dense), None, "gptq_v2")
+@pytest.mark.parametrize("how", ["gptq_v1", "gptq_v2"])
+def test_zero_points_that_no_config_tells(dense, tmp_path, how):
+    """A GPTQ head beside a config that says nothing: its values tell the version, or it is said, and a wrong word is
+    refused."""
+    stored, meant = packed(tiny.tensors(dense), None, how)
     write(tmp_path, dense, stored)
-    right = load(tmp_path, draft_quantization="gptq_v2").head.layers[0].join.parts[0]
-    wrong = load(tmp_path).head.layers[0].join.parts[0]
-    each = torch.eye(right.in_features)
-    torch.testing.assert_close(right(each).T, meant["mtp.fc.weight"])
-    assert (wrong(each).T - meant["mtp.fc.weight"]).abs().mean() > 0.01
-    assert_drafts_change_nothing(tmp_path, draft_quantization="gptq_v2")
+    said = {"gptq_v1": "gptq", "gptq_v2": "gptq_v2"}
+    for options in ({}, {"draft_quantization": said.pop(how)}):
+        fc = load(tmp_path, **options).head.layers[0].join.parts[0]
+        torch.testing.assert_close(fc(torch.eye(fc.in_features)).T, meant["mtp.fc.weight"])
+    with pytest.raises(HeadError, match="the zero points have the values of"):
+        load(tmp_path, mtp="on", draft_quantization=said.popitem()[1])
+    assert_drafts_change_nothing(tmp_path, draft_quantization="auto")
+
+
+def test_zero_points_of_a_config_beside_the_model(dense, tmp_path):
+    """`gptq_v2` in quantize_config.json alone, and AutoRound's own packing."""
+    stored, meant = packed(tiny.tensors(dense), "gptq_v2", None)
+    write(tmp_path / "floats", dense, meant)
+    wanted = logits_of(tmp_path / "floats")
+    config = tiny.read_config(dense.folder)
+    own = {"quant_method": "auto-round", "bits": 4, "sym": False, "packing_format": "auto_round"}
+    for name, section, beside in (
+        ("older", {"quant_method": "gptq", "bits": 4}, {"bits": 4, "checkpoint_format": "gptq_v2"}),
+        ("own", own, None),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        tiny.write(folder, config | {"quantization_config": section}, stored)
+        if beside:
+            (folder / "quantize_config.json").write_text(json.dumps(beside))
+        torch.testing.assert_close(logits_of(folder), wanted, rtol=1e-4, atol=1e-4)
+        told = survey(Checkpoint.open(folder)).detector.disagreements.values()
+        assert all(sentence.endswith("the tensors are bf16") for sentence in told)

@@ -64,7 +64,7 @@ def rounded(kind: rtn.RtnFormat, outs: int, size: int, group: int = 32) -> Weigh
 
 def stored(how: str, outs: int, size: int) -> Weight:
     parts = packing.pack(draw(outs, size, seed=outs), how)
-    return detect(packing.header(parts), (outs, size), {}).pack(parts, (outs, size))
+    return detect(packing.header(parts), (outs, size), packing.hint_of(how)).pack(parts, (outs, size))
 
 
 def eight_bits(group: int, zero_points: bool, outs: int, size: int) -> Weight:

@@ -56,7 +56,7 @@ def plain(outs: int, size: int) -> Weight:
 
 def stored(how: str, outs: int, size: int) -> Weight:
     parts = packing.pack(draw(outs, size, seed=outs), how)
-    return detect(packing.header(parts), (outs, size), {}).pack(moved(parts), (outs, size))
+    return detect(packing.header(parts), (outs, size), packing.hint_of(how)).pack(moved(parts), (outs, size))
 
 
 def blocks(type_name: str, outs: int, size: int) -> Weight:

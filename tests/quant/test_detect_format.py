@@ -15,7 +15,7 @@ from headlong.quant.gguf import GgufBlocks
 from headlong.quant.gptq import GptqFormat
 from headlong.quant.mlx import MlxFormat
 from headlong.quant.nvfp4 import Nvfp4Format
-from support.packing import FORMATS, header, pack, unpacked
+from support.packing import FORMATS, header, hint_of, pack, unpacked
 
 FAMILY = {
     "fp8": Fp8Format,
@@ -28,10 +28,6 @@ FAMILY = {
     "mlx8": MlxFormat,
 }
 SHAPE = (72, 96)
-
-
-def hint_of(how: str) -> dict[str, str]:
-    return {"checkpoint_format": "gptq_v2"} if how == "gptq_v2" else {}
 
 
 def packed(how: str, shape: tuple[int, int] = SHAPE) -> tuple[dict[str, Tensor], PackedWeight]:

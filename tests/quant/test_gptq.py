@@ -12,15 +12,19 @@ from headlong.quant.format import Part
 from headlong.quant.gptq import GptqFormat, GptqWeight
 from support.packing import header, words_of
 
-V2 = {"checkpoint_format": "gptq_v2"}
+V1, V2 = {"checkpoint_format": "gptq"}, {"checkpoint_format": "gptq_v2"}
 
 
-def random_parts(rows: int, columns: int, groups: int, bits: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """The parts, and the codes [out, in] and stored zeros [groups, out] in them."""
+def random_parts(
+    rows: int, columns: int, groups: int, bits: int, most: int = 0
+) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """The parts, and the codes [out, in] and stored zeros [groups, out] in them; `most` or the largest zero point that
+    both versions may store is among them."""
     generator = torch.Generator().manual_seed(rows + columns + bits)
     codes = torch.randint(0, 1 << bits, (rows, columns), generator=generator)
-    zeros = torch.randint(0, 1 << bits, (groups, rows), generator=generator)
-    zeros[0, 0] = (1 << bits) - 1
+    most = most or (1 << bits) - 2
+    zeros = torch.randint(0, most + 1, (groups, rows), generator=generator)
+    zeros[0, 0] = most
     parts = {
         "qweight": words_of(codes.numpy(), bits).t().contiguous(),
         "qzeros": words_of(zeros.numpy(), bits),
@@ -30,7 +34,7 @@ def random_parts(rows: int, columns: int, groups: int, bits: int) -> tuple[dict[
 
 
 def opened(parts: dict[str, Tensor], shape: tuple[int, int], hint: dict | None = None) -> GptqWeight:
-    found = GptqFormat.detect(header(parts), shape, hint or {})
+    found = GptqFormat.detect(header(parts), shape, V1 | (hint or {}))
     assert found is not None
     return found.pack(parts, shape)
 
@@ -48,7 +52,7 @@ def by_definition(codes: Tensor, zeros: Tensor, scales: Tensor, group_of: list[i
 
 @settings(max_examples=30, deadline=None)
 @given(
-    bits=st.sampled_from([2, 4, 8]),
+    bits=st.sampled_from([2, 3, 4, 8]),
     rows=st.integers(1, 20),
     groups=st.integers(1, 4),
     group=st.sampled_from([8, 16, 32]),
@@ -57,7 +61,7 @@ def by_definition(codes: Tensor, zeros: Tensor, scales: Tensor, group_of: list[i
 )
 def test_definition(bits, rows, groups, group, version, shuffled):
     columns = groups * group
-    parts, codes, zeros = random_parts(rows, columns, groups, bits)
+    parts, codes, zeros = random_parts(rows, columns, groups, bits, (1 << bits) - 1 if version == 2 else 0)
     group_of = [column // group for column in range(columns)]
     if shuffled:
         group_of = [int(one) for one in torch.randint(0, groups, (columns,))]
@@ -91,6 +95,20 @@ def test_a_short_last_group(hint, group):
     np.testing.assert_array_equal(weight.dequantize(0, 8).numpy(), wanted)
 
 
+def test_a_group_that_could_be_two():
+    """192 columns in two groups: 96 each, or 128 and a rest. The config decides, or the list of columns."""
+    parts, codes, zeros = random_parts(8, 192, 2, 4)
+    with pytest.raises(CheckpointError, match="groups of 96 or of 128: give `group_size`"):
+        opened(parts, (8, 192))
+    for group in (96, 128):
+        group_of = [column // group for column in range(192)]
+        wanted = by_definition(codes, zeros + 1, parts["scales"], group_of)
+        told = opened(parts, (8, 192), {"group_size": group})
+        listed = opened(parts | {"g_idx": torch.tensor(group_of, dtype=torch.int32)}, (8, 192))
+        for weight in (told, listed):
+            np.testing.assert_array_equal(weight.dequantize(0, 8).numpy(), wanted)
+
+
 @pytest.mark.parametrize(
     ("bits", "groups", "hint", "label"),
     [
@@ -110,7 +128,7 @@ HEADER = {"qweight": Part("I32", (8, 32)), "qzeros": Part("I32", (2, 4)), "scale
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"qweight": Part("I32", (6, 32))}, r"qweight has the shape \[6, 32\], which is neither GPTQ's"),
+        ({"qweight": Part("I32", (5, 32))}, r"qweight has the shape \[5, 32\], which is neither GPTQ's"),
         ({"qweight": Part("I32", (8, 31))}, "qweight has the shape"),
         ({"qweight": Part("I32", (8,))}, "qweight has the shape"),
         ({"qweight": Part("F16", (8, 32))}, "qweight is F16"),

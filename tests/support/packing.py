@@ -37,6 +37,13 @@ def pack(weight: Tensor, how: str) -> Parts:
     return FORMATS[how][0](weight.float())
 
 
+def hint_of(how: str) -> dict[str, str]:
+    """What a quantisation config must say of a matrix that `pack` made: what its tensors leave open."""
+    if not how.startswith("gptq"):
+        return {}
+    return {"checkpoint_format": "gptq_v2" if how == "gptq_v2" else "gptq"}
+
+
 def unpacked(how: str, parts: Parts, shape: tuple[int, ...]) -> Tensor:
     """What the parts mean, float32 [out, in]."""
     values = FORMATS[how][1](parts, *shape)

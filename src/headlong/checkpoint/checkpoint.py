@@ -25,6 +25,7 @@ from headlong.errors import CheckpointError
 log = logging.getLogger(__name__)
 CONFIG = "config.json"
 QUANT_CONFIG = "hf_quant_config.json"
+QUANTIZE_CONFIG = "quantize_config.json"
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Checkpoint:
     """The GGUF file's metadata (tokenizer, template, architecture); empty for safetensors."""
     quant_config: Mapping[str, Any] = field(default_factory=dict)
     """The content of hf_quant_config.json; empty where there is none."""
+    quantize_config: Mapping[str, Any] = field(default_factory=dict)
+    """The content of quantize_config.json, which GPTQ's tools write; empty where there is none."""
     sidecar_fault: str | None = None
     """Why a head's own file could not be read; its tensors are left out."""
 
@@ -72,6 +75,7 @@ class Checkpoint:
             sidecars=frozenset(path / name for name in shards.sidecars),
             mlx_files=mlx_files,
             quant_config=_read_optional(path / QUANT_CONFIG),
+            quantize_config=_read_optional(path / QUANTIZE_CONFIG),
             sidecar_fault=fault,
         )
 

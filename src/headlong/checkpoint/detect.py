@@ -28,13 +28,16 @@ class Detector:
         self, checkpoint: Checkpoint, names: NameMap, head_hint: Mapping[str, Any] | None = None
     ) -> None:
         self._names = names
-        self._config = QuantConfig(checkpoint.config, checkpoint.quant_config)
+        self.config = QuantConfig(checkpoint.config, checkpoint.quant_config, checkpoint.quantize_config)
+        """What the config claims of modules."""
         self._is_gguf = checkpoint.is_gguf
         self._head_hint = dict(head_hint or {})
         self._formats: dict[tuple[str, Shape], Format] = {}
         """The formats of the matrices that were asked about."""
         self.disagreements: dict[str, str] = {}
         """One sentence for each module, among those asked about so far, whose tensors contradict the config."""
+        self.activations: dict[str, str] = {}
+        """What the config makes of the input of each module, among those asked about so far, where it quantises it."""
 
     def format(self, name: str, shape: Shape) -> Format:
         """The format of the matrix `name`, [out, in] or, with experts in front, [count, out, in].
@@ -46,7 +49,7 @@ class Detector:
         infos = self._names.parts(name)
         parts = {part: _part(name, info, shape) for part, info in infos.items()}
         module = name.removesuffix(".weight")
-        claim = self._config.claim(_disk_module(infos), module)
+        claim = self.config.claim(_disk_module(infos), module)
         hint = dict(claim.hint) if claim is not None else {}
         if name.startswith(HEAD):
             hint |= self._head_hint
@@ -60,8 +63,10 @@ class Detector:
             self.disagreements[module] = (
                 f"the config says {says} ({claim.rule}), the tensors are {found.label}"
             )
-        elif self._config.method is None and not isinstance(found, PlainFormat) and not self._is_gguf:
+        elif self.config.method is None and not isinstance(found, PlainFormat) and not self._is_gguf:
             self.disagreements[module] = f"the config names no quantisation, the tensors are {found.label}"
+        if claim is not None and claim.activations and not isinstance(found, PlainFormat):
+            self.activations[module] = claim.activations
         self._formats[name, shape] = found
         return found
 

@@ -1,7 +1,8 @@
 """What a checkpoint's quantisation config claims of each module. A hint: what the tensors say wins.
 
-Reads the spellings of fp8, compressed-tensors, modelopt, GPTQ, AWQ and MLX. Knows names of modules; no tensors. A
-config may be wrong in every way, so nothing here is an error: what cannot be read is claimed of nobody.
+Reads the spellings of fp8, compressed-tensors, modelopt, GPTQ, AWQ, AutoRound, Quark, bitsandbytes and MLX; what their
+words mean is in `quant_words.py`. Knows names of modules; no tensors. A config may be wrong in every way, so nothing
+here is an error: what cannot be read is claimed of nobody.
 """
 
 import re
@@ -10,7 +11,17 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-_ALGORITHMS = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_NVFP4": "nvfp4", "W4A8_NVFP4": "nvfp4", "INT8": "int8"}
+from headlong.checkpoint import quant_words as words
+
+EXCLUSIONS = (
+    "modules_to_not_convert",
+    "ignore",
+    "exclude_modules",
+    "ignored_layers",
+    "llm_int8_skip_modules",
+    "exclude",
+)
+"""The keys under which a config lists modules that are left in floats."""
 MAX_PATTERN, MAX_NAME, MAX_REPETITIONS = 500, 300, 4
 _REPEATED_GROUP = re.compile(r"\)[*+{]|\\[1-9]|\(\?P=")
 _REPETITION = re.compile(r"[*+{]")
@@ -25,17 +36,25 @@ class Claim:
     format: str | None
     rule: str
     hint: Mapping[str, Any] = field(default_factory=dict)
+    activations: str | None = None
+    """What the config makes of the module's input, where it quantises that, too."""
 
 
 class QuantConfig:
     """`quantization_config` (or MLX's `quantization`) of config.json, else what hf_quant_config.json holds."""
 
-    def __init__(self, config: Mapping[str, Any], beside: Mapping[str, Any]) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], beside: Mapping[str, Any], older: Mapping[str, Any] | None = None
+    ) -> None:
+        """`older` is what quantize_config.json holds, in which GPTQ's tools once wrote what config.json says now."""
         text = config.get("text_config")
         nested = text.get("quantization_config") if isinstance(text, Mapping) else None
         found = config.get("quantization_config") or nested or config.get("quantization")
         if not isinstance(found, Mapping):
             found = beside.get("quantization")
+        self.older: Mapping[str, Any] = older or {}
+        if not isinstance(found, Mapping) and "bits" in self.older:
+            found = {"quant_method": "gptq"} | dict(self.older)
         self.data: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
         method = self.data.get("quant_method") or ("modelopt" if "quant_algo" in self.data else None)
         if method is None and "group_size" in self.data and "bits" in self.data:
@@ -54,22 +73,28 @@ class QuantConfig:
             "modelopt": self._modelopt,
             "gptq": self._gptq,
             "mlx": self._mlx,
+            "auto-round": self._auto_round,
+            "quark": self._quark,
         }
         return claims.get(self.method, self._everywhere)(names)
 
     def _excluded(self) -> Iterable[str]:
-        for key in ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers"):
+        for key in EXCLUSIONS:
             yield from _strings(self.data.get(key))
 
     def _hint(self, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        keys = ("bits", "group_size", "weight_block_size", "checkpoint_format")
+        keys = ("bits", "group_size", "weight_block_size", "mode")
         given = {key: self.data[key] for key in keys if self.data.get(key) is not None}
-        return {"method": self.method} | given | dict(known or {})
+        return {"method": self.method} | given | words.gptq_hint(self.data, self.older) | dict(known or {})
 
     def _everywhere(self, names: tuple[str, ...]) -> Claim:
-        if self.method in ("fp8", "awq") and _is_outside_layers(names):
+        if self.method in ("fp8", "awq", "bitsandbytes", "mxfp4") and _is_outside_layers(names):
             return Claim(None, f"{self.method} quantises layers")
-        return Claim(self.method, f"quant_method {self.method!r}", self._hint())
+        format = words.bitsandbytes(self.data) if self.method == "bitsandbytes" else self.method
+        activations = None
+        if self.method == "fp8" and isinstance(self.data.get("activation_scheme"), str):
+            activations = f"fp8, {self.data['activation_scheme']}"
+        return Claim(format, f"quant_method {self.method!r}", self._hint(), activations)
 
     def _compressed(self, names: tuple[str, ...]) -> Claim:
         best: Claim | None = None
@@ -85,9 +110,13 @@ class QuantConfig:
                     "bits": bits,
                     "group_size": group_size,
                     "weight_block_size": weights.get("block_structure"),
+                    "weights": weights,
                 }
                 claim = Claim(
-                    _format(weights.get("type"), bits), f"{label} targets {target!r}", self._hint(known)
+                    words.numbers(weights),
+                    f"{label} targets {target!r}",
+                    self._hint(known),
+                    words.activations(group.get("input_activations")),
                 )
                 if target != "Linear":
                     return claim
@@ -100,15 +129,14 @@ class QuantConfig:
         for module, entry in _objects(self.data.get("quantized_layers")):
             if any(_matches(module, name) for name in names):
                 algorithm = entry.get("quant_algo")
-                return Claim(
-                    _algorithm(algorithm), f"quantized_layers: {module} is {algorithm}", self._hint()
-                )
+                rule = f"quantized_layers: {module} is {algorithm}"
+                return Claim(*words.algorithm(algorithm, rule, self._hint(entry)))
         algorithm = self.data.get("quant_algo")
         if self.data.get("quantized_layers") or "embed_tokens" in names[0]:
             return Claim(
                 None, "not among quantized_layers" if self.data.get("quantized_layers") else "an embedding"
             )
-        return Claim(_algorithm(algorithm), f"quant_algo {algorithm!r}", self._hint())
+        return Claim(*words.algorithm(algorithm, f"quant_algo {algorithm!r}", self._hint()))
 
     def _gptq(self, names: tuple[str, ...]) -> Claim:
         if _is_outside_layers(names) and not ("lm_head" in names[0] and self.data.get("lm_head") is True):
@@ -127,8 +155,39 @@ class QuantConfig:
             if own is False:
                 return Claim(None, f"{name!r} is false")
             if isinstance(own, Mapping):
-                return Claim("mlx", f"{name!r} has its own entry", self._hint(own))
-        return Claim("mlx", "the checkpoint is MLX-quantised", self._hint())
+                return Claim(words.mlx(own), f"{name!r} has its own entry", self._hint(own))
+        return Claim(words.mlx(self.data), "the checkpoint is MLX-quantised", self._hint())
+
+    def _auto_round(self, names: tuple[str, ...]) -> Claim:
+        data = dict(self.data)
+        for rule, own in _objects(self.data.get("extra_config")):
+            if any(rule == name or _searches(rule, name) for name in names):
+                if isinstance(bits := own.get("bits"), int) and bits >= 16:
+                    return Claim(None, f"extra_config: {rule!r} has {bits} bits")
+                return self._rounded(data | dict(own), f"extra_config: {rule!r}")
+        blocks = self.data.get("block_name_to_quantize")
+        blocks = [b.strip() for b in blocks.split(",")] if isinstance(blocks, str) else _strings(blocks)
+        if _is_outside_layers(names) or (
+            blocks and not any(name.startswith(block) for name in names for block in blocks)
+        ):
+            return Claim(None, "AutoRound quantises blocks")
+        return self._rounded(data, "quant_method 'auto-round'")
+
+    def _rounded(self, data: Mapping[str, Any], rule: str) -> Claim:
+        known = {key: data[key] for key in ("bits", "group_size") if data.get(key) is not None}
+        known |= words.auto_round_hint(data)
+        return Claim(words.auto_round(data), rule, self._hint(known), words.auto_round_activations(data))
+
+    def _quark(self, names: tuple[str, ...]) -> Claim:
+        rule, chosen = "global_quant_config", self.data.get("global_quant_config")
+        for pattern, own in _objects(self.data.get("layer_quant_config")):
+            if any(_matches(pattern, name) for name in names):
+                rule, chosen = f"layer_quant_config: {pattern!r}", own
+                break
+        weight = chosen.get("weight") if isinstance(chosen, Mapping) else None
+        if not isinstance(weight, Mapping) or _is_outside_layers(names):
+            return Claim(None, "Quark quantises linears in layers" if weight else f"{rule} has no weight")
+        return Claim(words.quark(weight), rule, self._hint(), words.quark_activations(chosen))
 
 
 def _is_outside_layers(names: tuple[str, ...]) -> bool:
@@ -169,13 +228,3 @@ def _searches(pattern: str, name: str) -> bool:
         return re.match(pattern, name) is not None
     except (re.error, OverflowError, RecursionError):
         return False
-
-
-def _format(number: Any, bits: Any) -> str:
-    if number == "float":
-        return "nvfp4" if bits == 4 else "fp8"
-    return "int4" if bits == 4 else "int8"
-
-
-def _algorithm(name: Any) -> str:
-    return _ALGORITHMS.get(name, str(name).lower()) if isinstance(name, str) else "unknown"

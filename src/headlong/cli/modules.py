@@ -78,6 +78,8 @@ def _matrix(
     parameters, nbytes = math.prod(shape), sum(info.nbytes for info in infos.values())
     found = ", ".join(f"{part} {info.dtype}" for part, info in infos.items())
     said = blueprint.detector.disagreements.get(name.removesuffix(".weight"))
+    quantised = blueprint.detector.activations.get(name.removesuffix(".weight"))
+    inputs = [f"the config quantises activations, too ({quantised}), which Headlong keeps in float"]
     unused = [f"{part}: {why}" for part, why in format.unused.items() if part in infos]
     is_packed = not isinstance(format, PlainFormat)
     dtype, repacked = ops.dtype, None
@@ -97,7 +99,18 @@ def _matrix(
         parameters=parameters,
         kernel=kernel,
         device=str(ops.device),
-        reason="; ".join(part for part in (found, said, *unused, _on_load(repacked), why) if part),
+        reason="; ".join(
+            part
+            for part in (
+                found,
+                said,
+                *unused,
+                *(inputs if quantised and not unused else ()),
+                _on_load(repacked),
+                why,
+            )
+            if part
+        ),
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headlong.checkpoint.checkpoint import CONFIG, QUANT_CONFIG, Checkpoint
-from headlong.checkpoint.quant_config import QuantConfig
+from headlong.checkpoint.quant_config import EXCLUSIONS, QuantConfig
 from headlong.checkpoint.shards import INDEX
 from headlong.checkpoint.writing import CHUNK_BYTES
 from headlong.config import EngineConfig
@@ -25,8 +25,12 @@ from headlong.progress import ProgressFn
 
 WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".onnx", ".msgpack", ".h5")
 WRITTEN_ANEW = frozenset({CONFIG, QUANT_CONFIG, INDEX})
-_EXCLUSIONS = ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers")
-_USUAL_KEY = {"compressed-tensors": "ignore", "modelopt": "exclude_modules"}
+_USUAL_KEY = {
+    "compressed-tensors": "ignore",
+    "modelopt": "exclude_modules",
+    "quark": "exclude",
+    "bitsandbytes": "llm_int8_skip_modules",
+}
 
 
 def refuse_overlap(out: Path, *inputs: Path) -> None:
@@ -84,8 +88,10 @@ def exclude(config: dict[str, Any], beside: dict[str, Any], modules: list[str]) 
             data["dynamic"] = rules | (data.get("dynamic") or {})  # the first rule that matches decides
         elif quant.method == "mlx":
             data |= dict.fromkeys(wrong, False)
+        elif quant.method == "auto-round":
+            data["extra_config"] = dict.fromkeys(wrong, {"bits": 16}) | (data.get("extra_config") or {})
         else:
-            key = next((key for key in _EXCLUSIONS if isinstance(data.get(key), list)), None)
+            key = next((key for key in EXCLUSIONS if isinstance(data.get(key), list)), None)
             key = key or _USUAL_KEY.get(quant.method, "modules_to_not_convert")
             added = dict.fromkeys(_pattern(module, quant.method) for module in wrong)
             data[key] = [*(data.get(key) or []), *added]

@@ -1,11 +1,11 @@
 """GPTQ: integers packed along the input features, zero points along the output features.
 
-The first version stores zero points less one. Columns may belong to groups in any order. Knows nothing of how a
-file says which version it is, nor of who multiplies.
+The first version stores zero points less one; `zero_points.py` says how that is told. Columns may belong to groups in
+any order. Knows nothing of who multiplies.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, ClassVar
 
@@ -18,14 +18,24 @@ from headlong.quant.ints import (
     WORD_BITS,
     GroupedInts,
     column_groups,
+    fitting_group,
     ints_label,
     pick_fields,
     unpack_fields,
     word_bits,
 )
 from headlong.quant.parts import SCALE_BITS, Rows, check_finite, expect, expect_grouped, row_numbers
+from headlong.quant.zero_points import (
+    FIRST,
+    MOST_ROWS,
+    SECOND,
+    settled,
+    version_by_config,
+    version_by_values,
+    whole_zeros,
+)
 
-WIDTHS = (2, 4, 8)
+WIDTHS = (2, 3, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -41,14 +51,19 @@ class GptqFormat(Format):
     group: int
     """How many columns share a scale and a zero point; the last group may be short."""
     channel: bool = False
-    zero_offset: int = 1
-    """What is added to a stored zero point: 1 in the first version, 0 in the second."""
+    zero_offset: int | None = FIRST
+    """What is added to a stored zero point: 1 in the first version, 0 in the second; None where the values must
+    decide."""
+    stated: bool = True
+    """Whether the config says which version it is, and not custom alone."""
+    writer: str | None = None
+    """The tool that the config says wrote the model."""
     has_g_idx: bool = False
     scale_bits: int = 16
 
     @property
     def label(self) -> str:
-        version = "gptq" if self.zero_offset else "gptq_v2"
+        version = "gptq_v2" if self.zero_offset == SECOND else "gptq"
         return f"{version} {ints_label(self.width, None if self.channel else self.group)}"
 
     @property
@@ -65,18 +80,23 @@ class GptqFormat(Format):
         width = word_bits(words[0], in_features, WIDTHS, hint.get("bits")) if len(words) == 2 else None
         if width is None or words[1] != out_features:
             raise CheckpointError(
-                f"qweight has the shape {list(words)}, which is neither GPTQ's (2, 4 or 8 bits) nor AWQ's "
+                f"qweight has the shape {list(words)}, which is neither GPTQ's (2, 3, 4 or 8 bits) nor AWQ's "
                 f"for a weight of {list(shape)}"
             )
         scales, groups = expect_grouped(parts, "scales", SCALE_BITS, out_features, axis=1)
         expect(parts, "qzeros", ("I32",), (groups, ceil(out_features * width / WORD_BITS)))
         if "g_idx" in parts:
             expect(parts, "g_idx", ("I32", "I64"), (in_features,))
+        offset, stated = version_by_config(hint)
+        # With a list of each column's group it does not matter how long runs would be.
+        group = fitting_group("scales", in_features, groups, hint.get("group_size"), certain="g_idx" in parts)
         return cls(
             width,
-            _group(in_features, groups, hint.get("group_size")),
+            group,
             groups == 1,
-            zero_offset=0 if hint.get("checkpoint_format") == "gptq_v2" else 1,
+            zero_offset=offset,
+            stated=stated,
+            writer=hint.get("writer"),
             has_g_idx="g_idx" in parts,
             scale_bits=SCALE_BITS[scales.dtype],
         )
@@ -85,30 +105,28 @@ class GptqFormat(Format):
         scales = check_finite("scales", parts["scales"])
         g_idx = column_groups("g_idx", parts, scales.shape[0], self.group) if self.has_g_idx else None
         out_features, in_features = shape
-        return GptqWeight(
+        weight = GptqWeight(
             self,
             out_features,
             in_features,
             group=self.group,
             g_idx=g_idx,
             width=self.width,
-            zero_offset=self.zero_offset,
+            zero_offset=SECOND,
             qweight_WO=parts["qweight"],
             qzeros_GW=parts["qzeros"],
             scales_GO=scales,
         )
-
-
-def _group(in_features: int, groups: int, hinted: Any) -> int:
-    """How many columns a group has; the last group may be short."""
-    powers = [1 << power for power in range(in_features.bit_length() + 1)]
-    likely = [hinted] if isinstance(hinted, int) and hinted > 0 else []
-    if groups and in_features % groups == 0:
-        likely.append(in_features // groups)
-    for group in (*likely, *powers):
-        if ceil(in_features / group) == groups:
-            return min(group, in_features)
-    raise CheckpointError(f"scales have {groups} groups, which do not divide {in_features} input features")
+        offset = settled(self.zero_offset, self.stated, weight.version())
+        if offset == FIRST:
+            stored = weight.zeros(slice(0, out_features))
+            words = whole_zeros(parts["qzeros"], stored, self.width, self.writer)
+            weight = replace(weight, zero_offset=FIRST) if words is None else replace(weight, qzeros_GW=words)
+        return (
+            weight
+            if offset == self.zero_offset
+            else replace(weight, format=replace(self, zero_offset=offset))
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,14 +144,32 @@ class GptqWeight(GroupedInts):
         held = (self.qweight_WO, self.qzeros_GW, self.scales_GO)
         return held if self.g_idx is None else (*held, self.g_idx)
 
+    def version(self) -> int | None:
+        """The version of the zero points by their values, of some rows all over the matrix."""
+        step = -(-self.out_features // MOST_ROWS)
+        rows = torch.arange(0, self.out_features, step, device=self.device)
+        groups = self.scales_GO.shape[0]
+        runs = torch.arange(self.in_features, device=self.device) // self.group
+        of_column = runs if self.g_idx is None else self.g_idx
+        columns_G = torch.bincount(of_column.long(), minlength=groups).float()
+        return version_by_values(self.zeros(rows), self.codes(rows), columns_G, self.width)
+
     def codes(self, rows: Rows) -> Tensor:
         # Not contiguous(), which leaves the strides of a single word as they are, and then bytes cannot be seen.
         words_RW = self.qweight_WO[:, rows].t().clone(memory_format=torch.contiguous_format)
         return unpack_fields(words_RW.view(torch.uint8), self.width, self.in_features)
 
     def zeros(self, rows: Rows) -> Tensor:
-        fields_RG = pick_fields(self.qzeros_GW, row_numbers(rows, self.device), self.width)
+        numbers = row_numbers(rows, self.device)
+        if self.width == 3:
+            return self._dense_zeros()[:, numbers].t().contiguous().add_(self.zero_offset)
+        fields_RG = pick_fields(self.qzeros_GW, numbers, self.width)
         return fields_RG.add_(self.zero_offset)
+
+    def _dense_zeros(self) -> Tensor:
+        """All zero points [G, O] of a width whose fields cross words."""
+        streams_GB = self.qzeros_GW.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+        return unpack_fields(streams_GB, self.width, self.out_features)
 
     def scales(self, rows: Rows) -> Tensor:
         return self.scales_GO[:, rows].t().float()

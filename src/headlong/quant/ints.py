@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from headlong.errors import CheckpointError
 from headlong.quant.format import Grouped, Grouping
 from headlong.quant.parts import Rows, RowWeight, by_group, check_in_range
 
@@ -55,7 +57,8 @@ def _shifted_fields(packed_RB: Tensor, bits: int) -> Tensor:
     """The fields of each row as float32, for widths that do not fill bytes evenly. Bytes are taken in chunks at whose
     ends a field ends too: 8 fields of 3 bits in 3 bytes, 4 of 6 bits in 3, 4 of 2 bits in 1."""
     period = 8 // gcd(8, bits)
-    chunks_RCB = packed_RB.unflatten(1, (-1, bits * period // 8))
+    chunk = bits * period // 8
+    chunks_RCB = pad(packed_RB, (0, -packed_RB.shape[1] % chunk)).unflatten(1, (-1, chunk))
     values_RCP = packed_RB.new_empty((*chunks_RCB.shape[:2], period), dtype=torch.float32)
     for position in range(period):
         byte, shift = divmod(position * bits, 8)
@@ -81,9 +84,27 @@ def pick_fields(words_GW: Tensor, index_N: Tensor, bits: int, places: tuple[int,
 
 def word_bits(words: int, count: int, allowed: tuple[int, ...], hinted: Any) -> int | None:
     """The width of fields of which `count` fill so many words; where several widths do, the one that the config
-    names."""
-    fitting = [bits for bits in allowed if ceil(count * bits / WORD_BITS) == words]
+    names. Widths whose fields cross words are told from the others where words are full."""
+    likely = [bits for bits in allowed if bits == hinted or WORD_BITS % bits == 0 or count % WORD_BITS == 0]
+    fitting = [bits for bits in likely if ceil(count * bits / WORD_BITS) == words]
     return hinted if hinted in fitting else fitting[0] if fitting else None
+
+
+def fitting_group(name: str, columns: int, groups: int, hinted: Any, *, certain: bool = False) -> int:
+    """How many columns each of `groups` groups has; the last may be short. The config decides where it fits; without
+    one the columns are cut evenly or by a power of two, and where both are possible it is an error unless `certain`."""
+    powers = [1 << power for power in range(columns.bit_length() + 1)]
+    even = [columns // groups] if groups and columns % groups == 0 else []
+    likely = [hinted] if isinstance(hinted, int) and hinted > 0 else []
+    fitting = [min(group, columns) for group in (*likely, *even, *powers) if ceil(columns / group) == groups]
+    if not fitting:
+        raise CheckpointError(f"{name} have {groups} groups, which do not divide {columns} input features")
+    if fitting[0] not in likely and groups > 1 and not certain and len(set(fitting)) > 1:
+        raise CheckpointError(
+            f"{name} have {groups} groups for {columns} input features, which are groups of {fitting[0]} or of "
+            f"{fitting[1]}: give `group_size` in quantization_config"
+        )
+    return fitting[0]
 
 
 @dataclass(frozen=True, eq=False)
