@@ -105,10 +105,28 @@ def test_same_name_in_two_files(tmp_path):
 
 def test_folder_without_weights(tmp_path):
     make_folder(tmp_path, {})
+    nothing = r"has no \.safetensors and no \.gguf files"
+    with pytest.raises(CheckpointError, match=f"{nothing}$"):
+        Checkpoint.open(tmp_path)
+    (tmp_path / "model.pt").write_bytes(b"PK")
+    with pytest.raises(CheckpointError, match=rf"{nothing}; model\.pt cannot be read"):
+        Checkpoint.open(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
-    with pytest.raises(
-        CheckpointError, match=r"no .safetensors and no .gguf files; .bin weights are not read"
-    ):
+    with pytest.raises(CheckpointError, match=rf"{nothing}; model\.pt and 1 more cannot be read"):
+        Checkpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize("model", ["model.safetensors", "weights.safetensors"])
+def test_an_adapter_beside_the_model_is_told(tmp_path, caplog, model):
+    make_folder(tmp_path, {model: {"a": ones()}, "adapter_model.safetensors": {"lora": ones()}})
+    checkpoint = Checkpoint.open(tmp_path)
+    assert list(checkpoint.tensors) == ["a"] and checkpoint.adapter == tmp_path / "adapter_model.safetensors"
+    assert "adapter (LoRA) that is not applied" in caplog.text
+
+
+def test_an_adapter_alone(tmp_path):
+    make_folder(tmp_path, {"adapter_model.safetensors": {"lora": ones()}})
+    with pytest.raises(CheckpointError, match=r"holds an adapter \(adapter_model.safetensors\) and no model"):
         Checkpoint.open(tmp_path)
 
 

@@ -1,8 +1,10 @@
 """What model code sees: dry run, verification that lists everything, loading, and its memory."""
 
+import logging
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -220,22 +222,38 @@ def test_verify_lists_everything_at_once(tmp_path):
     assert lines[:-1] == [
         f"{tmp_path}: the checkpoint does not fit its model: "
         "3 missing, 3 unexpected, 2 mis-shaped, 2 not readable as packed tensors",
-        "missing (3):",
-        "  lm_head.weight [8, 4]",
-        "  embed_tokens.weight [8, 4]",
-        f"  {experts}.1.up_proj.weight [2, 2]",
-        "unexpected (3):",
-        f"  {experts}.2.down_proj.weight (on disk {disk}.2.down_proj.weight) [2, 2]",
-        f"  {experts}.2.up_proj.weight (on disk {disk}.2.up_proj.weight) [2, 2]",
-        "  stray.weight (on disk model.stray.weight) [2, 3]",
-        "mis-shaped (2):",
-        "  norm.weight (on disk model.norm.weight): expected [4], found [5]",
-        f"  {experts}.2.gate_proj.weight (on disk {disk}.2.gate_proj.weight): expected [2, 9], found [2, 2]",
-        "not readable as packed (2):",
+        "  missing: lm_head.weight [8, 4]",
+        "  missing: embed_tokens.weight [8, 4]",
+        f"  missing: {experts}.1.up_proj.weight [2, 2]",
+        f"  unexpected: {experts}.2.down_proj.weight (on disk {disk}.2.down_proj.weight) [2, 2]",
+        f"  unexpected: {experts}.2.up_proj.weight (on disk {disk}.2.up_proj.weight) [2, 2]",
+        "  unexpected: stray.weight (on disk model.stray.weight) [2, 3]",
+        "  mis-shaped: norm.weight (on disk model.norm.weight): expected [4], found [5]",
+        f"  mis-shaped: {experts}.2.gate_proj.weight (on disk {disk}.2.gate_proj.weight): "
+        "expected [2, 9], found [2, 2]",
         lines[-2],
     ]
     assert "q in model.safetensors: an FP8 weight needs weight_scale" in lines[-2]
-    assert lines[-1] == "  int.weight (on disk model.int.weight): must be floats, found I8"
+    assert lines[-1] == (
+        "  not readable as packed: int.weight (on disk model.int.weight): must be floats, found I8"
+    )
+
+
+def test_a_refusal_fits_on_a_screen_and_names_the_method(tmp_path, caplog):
+    """Hundreds of faults: some of each kind, the rest counted; the log has them all."""
+    parts = {f"model.q{i}.weight_qdata": torch.ones(2, 2, dtype=torch.int8) for i in range(100)}
+    checkpoint, names = open_with(tmp_path, {**parts, "model.norm.weight": torch.ones(5)})
+    checkpoint = replace(checkpoint, config={"quantization_config": {"quant_method": "unheard-of"}})
+    expected = {"norm.weight": (4,), **{f"q{i}.weight": (2, 2) for i in range(100)}}
+    with caplog.at_level(logging.INFO), pytest.raises(CheckpointError) as caught:
+        verify(expected, names, checkpoint)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 12 and lines[-1] == "  and 191 more, which --verbose lists"
+    assert lines[0].endswith("tensors (quant_method 'unheard-of', which Headlong does not read)")
+    for kind in ("missing", "unexpected", "mis-shaped"):
+        assert any(line.startswith(f"  {kind}: ") for line in lines)
+    for i in range(100):
+        assert f"missing: q{i}.weight [2, 2]" in caplog.text
 
 
 def test_verify_target_and_head_apart(tmp_path):

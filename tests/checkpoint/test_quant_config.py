@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -148,12 +148,12 @@ class TestCompressedTensors:
     def test_activations_are_told(self):
         section = self.section(num_bits=8)
         group = section["config_groups"]["group_0"]
-        for given, told in (
+        for inputs, told in (
             ({"num_bits": 8, "type": "int", "dynamic": True}, "int8, dynamic"),
             ({"num_bits": 8, "type": "float", "dynamic": False}, "fp8, static"),
             (None, None),
         ):
-            group["input_activations"] = given
+            group["input_activations"] = inputs
             found = claim(section, Q_PROJ)
             assert found is not None and found.activations == told
 
@@ -327,7 +327,7 @@ class TestAutoRound:
 
 
 class TestQuark:
-    SECTION = {
+    SECTION: ClassVar = {
         "quant_method": "quark",
         "exclude": ["lm_head", "re:.*linear_attn.*"],
         "global_quant_config": {
@@ -355,7 +355,7 @@ class TestBitsandbytes:
 class TestQuantizeConfig:
     """quantize_config.json, in which GPTQ's tools wrote what config.json says now."""
 
-    OLDER = {"bits": 4, "group_size": 128, "sym": False, "checkpoint_format": "gptq_v2"}
+    OLDER: ClassVar = {"bits": 4, "group_size": 128, "sym": False, "checkpoint_format": "gptq_v2"}
 
     def asked(self, section: Any, older: Any) -> Any:
         found = QuantConfig({"quantization_config": section}, {}, older).claim(Q_PROJ)

@@ -25,7 +25,7 @@ from headlong.convert.strip import strip
 from headlong.convert.to_gguf import to_gguf
 from headlong.engine.build import Blueprint, survey
 from headlong.errors import CheckpointError, HeadError
-from support import artifacts, llama_cpp, tiny, tiny_llama
+from support import artifacts, llama_cpp, packing, tiny, tiny_llama
 from support.steps import Driver, load
 from support.written import DEPTH, PROMPTS, assert_interruptible, command, greedy, tensors
 
@@ -121,6 +121,22 @@ def test_packed_head_stays_packed(tmp_path: Path, name: str) -> None:
     for module, format in old.formats.items():
         if module.startswith("mtp."):
             assert new.formats[module] == format
+
+
+@pytest.mark.parametrize("how", ["int4_g32", "gptq_v1"])
+def test_a_head_without_a_tensor_called_weight(tmp_path: Path, how: str) -> None:
+    made = tiny.make(tmp_path / "made", "dense", hidden_size=64, intermediate_size=128, head_dim=16)
+    stored = {}
+    for name, weight in tiny.tensors(made).items():
+        is_packed = name.startswith("mtp.") and weight.dim() == 2 and weight.shape[0] >= 32
+        parts = packing.pack(weight, how) if is_packed else {}
+        stem = name.removesuffix("weight")
+        stored |= {stem + part: tensor for part, tensor in parts.items()} or {name: weight}
+    (tmp_path / "packed").mkdir()
+    tiny.write(tmp_path / "packed", tiny.read_config(made.folder), stored)
+    graft(made.folder, tmp_path / "packed", tmp_path / "out", force=True)
+    old, new = checked(tmp_path / "packed"), checked(tmp_path / "out")
+    assert new.formats == old.formats and new.formats["mtp.fc.weight"].label.startswith(how[:4])
 
 
 @pytest.mark.parametrize("head", ["mtp.safetensors", "mtp-tale.gguf"])

@@ -55,7 +55,7 @@ def test_values_decide_whatever_the_config_leaves_open(less, hint, how):
 @pytest.mark.parametrize("how", [{}, {"symmetric": True}])
 def test_a_config_that_the_values_contradict(less, how):
     with pytest.raises(
-        CheckpointError, match="checkpoint_format 'gptq.*', and the zero points have the values"
+        CheckpointError, match=r"checkpoint_format 'gptq.*', and the zero points have the values"
     ):
         read(stored(less, **how)[0], SAYS[1 - less])
 
@@ -79,7 +79,7 @@ def test_custom_decides_where_values_cannot():
 
 
 def test_layouts_with_the_same_shapes_are_refused_by_name():
-    with pytest.raises(CheckpointError, match="checkpoint_format is 'gptq_p'"):
+    with pytest.raises(CheckpointError, match=r"checkpoint_format is 'gptq_p'"):
         read(stored(0, 3)[0], {"checkpoint_format": "gptq_p"})
 
 
@@ -111,5 +111,5 @@ def test_a_zero_point_of_zero_that_gptqmodel_stored():
 
 @pytest.mark.parametrize("how", ["words", "fields"])
 def test_a_zero_point_of_zero_that_nobody_says_how_it_was_stored(how):
-    with pytest.raises(CheckpointError, match="qzeros hold 15, which .* more than one way"):
+    with pytest.raises(CheckpointError, match=r"qzeros hold 15, which .* more than one way"):
         read(with_a_zero(how)[0], SAYS[1])

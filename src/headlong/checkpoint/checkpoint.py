@@ -17,7 +17,14 @@ from headlong.checkpoint.gguf import GgufFile, open_gguf
 from headlong.checkpoint.gguf_config import generation_config
 from headlong.checkpoint.gguf_names import in_head, num_main_layers
 from headlong.checkpoint.safetensors import read_file
-from headlong.checkpoint.shards import Shards, find_gguf, find_shards, find_sidecars
+from headlong.checkpoint.shards import (
+    Shards,
+    find_adapter,
+    find_gguf,
+    find_shards,
+    find_sidecars,
+    foreign_weights,
+)
 from headlong.checkpoint.strict_json import read_object
 from headlong.checkpoint.tensor_info import TensorInfo, read_tensor
 from headlong.errors import CheckpointError
@@ -26,6 +33,7 @@ log = logging.getLogger(__name__)
 CONFIG = "config.json"
 QUANT_CONFIG = "hf_quant_config.json"
 QUANTIZE_CONFIG = "quantize_config.json"
+ADAPTER = "an adapter (LoRA) that is not applied: merge it into the model to use it"
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,8 @@ class Checkpoint:
     """The content of quantize_config.json, which GPTQ's tools write; empty where there is none."""
     sidecar_fault: str | None = None
     """Why a head's own file could not be read; its tensors are left out."""
+    adapter: Path | None = None
+    """An adapter (LoRA) that lies beside the model and is left alone."""
 
     @classmethod
     def open(cls, path: str | Path) -> "Checkpoint":
@@ -63,10 +73,17 @@ class Checkpoint:
         shards = find_shards(path)
         if not shards.files and (file := find_gguf(path)) is not None:
             return _open_gguf(file, path)
+        adapter = find_adapter(path)
+        if adapter is not None and not shards.files:
+            raise CheckpointError(
+                f"{path}: holds an adapter ({adapter.name}) and no model; merge it into its model and pass that folder"
+            )
         if not (path / CONFIG).exists():
             raise CheckpointError(f"{path}: has no {CONFIG}; pass the folder of a complete checkpoint")
         config = read_object(path / CONFIG, infinities=True)
         tensors, mlx_files, fault = _read_tensors(shards)
+        if adapter is not None:
+            log.warning("%s: %s", adapter, ADAPTER)
         return cls(
             folder=path,
             config=config,
@@ -77,6 +94,7 @@ class Checkpoint:
             quant_config=_read_optional(path / QUANT_CONFIG),
             quantize_config=_read_optional(path / QUANTIZE_CONFIG),
             sidecar_fault=fault,
+            adapter=adapter,
         )
 
     @property
@@ -106,9 +124,10 @@ def _read_optional(path: Path) -> dict[str, Any]:
 def _read_tensors(shards: Shards) -> tuple[dict[str, TensorInfo], frozenset[Path], str | None]:
     folder = shards.folder
     if not shards.files and not shards.sidecars:
-        raise CheckpointError(
-            f"{folder}: has no .safetensors and no .gguf files; .bin weights are not read, convert them first"
-        )
+        foreign = foreign_weights(folder)
+        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+        there = f"; {foreign[0]}{more} cannot be read, convert to safetensors first" if foreign else ""
+        raise CheckpointError(f"{folder}: has no .safetensors and no .gguf files{there}")
     if missing := shards.missing():
         raise CheckpointError(
             f"{folder}: {len(missing)} of {len(shards.files)} shards are missing: {', '.join(missing)}; "

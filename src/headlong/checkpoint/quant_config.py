@@ -22,6 +22,21 @@ EXCLUSIONS = (
     "exclude",
 )
 """The keys under which a config lists modules that are left in floats."""
+METHODS = frozenset(
+    {
+        "fp8",
+        "compressed-tensors",
+        "modelopt",
+        "gptq",
+        "awq",
+        "auto-round",
+        "quark",
+        "bitsandbytes",
+        "mxfp4",
+        "mlx",
+    }
+)
+"""The methods that a `quant_method` may name whose tensors Headlong reads, as far as they are of a known format."""
 MAX_PATTERN, MAX_NAME, MAX_REPETITIONS = 500, 300, 4
 _REPEATED_GROUP = re.compile(r"\)[*+{]|\\[1-9]|\(\?P=")
 _REPETITION = re.compile(r"[*+{]")

@@ -16,6 +16,9 @@ log = logging.getLogger(__name__)
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 SIDECAR_PATTERN = "mtp*.safetensors"
+ADAPTER_PATTERN = "adapter_model*"
+FOREIGN = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx")
+"""The endings of weights that are not read."""
 GGUF_SIDECAR_PATTERN = "mtp-*.gguf"
 _LATER_SPLIT = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 
@@ -39,6 +42,7 @@ def find_shards(folder: Path) -> Shards:
     try:
         present = sorted(path.name for path in folder.glob("*.safetensors"))
         beside = {path.name for path in folder.glob(SIDECAR_PATTERN)}
+        adapters = {path.name for path in folder.glob(ADAPTER_PATTERN)}
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be read ({error.strerror or error})") from error
     weight_map = None
@@ -48,8 +52,19 @@ def find_shards(folder: Path) -> Shards:
     elif SINGLE in present:
         files = [SINGLE]
     else:
-        files = [name for name in present if name not in beside]
+        files = [name for name in present if name not in beside | adapters]
     return Shards(folder, tuple(files), tuple(sorted(beside - set(files))), weight_map)
+
+
+def find_adapter(folder: Path) -> Path | None:
+    """The weights of an adapter (LoRA) beside the model, or its config; None where there is none."""
+    found = (*sorted(folder.glob(ADAPTER_PATTERN)), folder / "adapter_config.json")
+    return next((path for path in found if path.is_file()), None)
+
+
+def foreign_weights(folder: Path) -> list[str]:
+    """The names of files whose endings are those of weights that are not read."""
+    return sorted(path.name for path in folder.iterdir() if path.suffix in FOREIGN)
 
 
 def find_gguf(folder: Path) -> Path | None:

@@ -1,17 +1,23 @@
-"""Compares a checkpoint with its model: every missing, unexpected, mis-shaped and unreadable tensor, in one error.
+"""Compares a checkpoint with its model: missing, unexpected, mis-shaped and unreadable tensors, in one short error.
 
 Compares headers only and reads no data. Knows nothing of models: what they need arrives as a table.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from headlong.checkpoint.detect import Detector
 from headlong.checkpoint.load import Need
 from headlong.checkpoint.names import NameMap
+from headlong.checkpoint.quant_config import METHODS
 from headlong.checkpoint.tensor_info import TensorInfo
 from headlong.errors import CheckpointError
 from headlong.quant.format import Format
+
+log = logging.getLogger(__name__)
+MAX_TOLD = 10
+"""Faults that an error lists; the rest is counted and logged."""
 
 
 def always(name: str) -> bool:  # noqa: ARG001 - the filter that lets every name pass
@@ -35,6 +41,18 @@ class _Report:
             "not readable as packed": self.misfitting,
         }
         return {kind: lines for kind, lines in kinds.items() if lines}
+
+    def lines(self, most: int | None = None) -> list[str]:
+        """Every fault as a line with its kind; of more than `most` some of each kind."""
+        groups = self.groups()
+        counts = dict.fromkeys(groups, 0)
+        left = sum(len(lines) for lines in groups.values())
+        left = left if most is None else min(left, most)
+        while left:
+            for kind in [kind for kind, lines in groups.items() if counts[kind] < len(lines)][:left]:
+                counts[kind] += 1
+                left -= 1
+        return [f"  {kind}: {line}" for kind, lines in groups.items() for line in lines[: counts[kind]]]
 
 
 class Verifier:
@@ -78,11 +96,19 @@ class Verifier:
                 report.unexpected.append(f"{name} (on disk {info.name}) {list(info.shape)}")
         if groups := report.groups():
             counts = ", ".join(f"{len(lines)} {kind}" for kind, lines in groups.items())
-            body = "\n".join(
-                f"{kind} ({len(lines)}):\n" + "\n".join(f"  {line}" for line in lines)
-                for kind, lines in groups.items()
-            )
-            raise error(f"{where}: the {what} does not fit its model: {counts} tensors\n{body}")
+            log.info("%s: all that does not fit:\n%s", where, "\n".join(report.lines()))
+            shown = report.lines(MAX_TOLD)
+            if (left := sum(len(lines) for lines in groups.values()) - len(shown)) > 0:
+                shown.append(f"  and {left} more, which --verbose lists")
+            first = f"{where}: the {what} does not fit its model: {counts} tensors{self._method()}"
+            raise error("\n".join([first, *shown]))
+
+    def _method(self) -> str:
+        """What the config says of the quantisation, for the first line of a refusal."""
+        method = self.detector.config.method
+        if method is None:
+            return ""
+        return f" (quant_method {method!r}{'' if method in METHODS else ', which Headlong does not read'})"
 
     def _vector(self, name: str) -> dict[str, TensorInfo]:
         info = self.names.sources.get(name)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headlong.checkpoint import generation, source
-from headlong.checkpoint.checkpoint import Checkpoint
+from headlong.checkpoint.checkpoint import ADAPTER, Checkpoint
 from headlong.checkpoint.detect import HEAD
 from headlong.checkpoint.load import Expectations
 from headlong.cli.modules import Module, list_modules
@@ -122,13 +122,20 @@ def gather(
         skipped=[
             SkippedTensors(why, len(tensors), sum(checkpoint.tensors[name].nbytes for name in tensors))
             for why, tensors in names.skipped.items()
-        ],
+        ]
+        + _adapters(checkpoint),
         state=None if blueprint is None or ops is None else _state_cost(blueprint, ops, context, batch),
         head=head,
         sampling=generation.sampling(
             generation.chosen(config.generation_config, checkpoint.generation_config)
         ),
     )
+
+
+def _adapters(checkpoint: Checkpoint) -> list[SkippedTensors]:
+    """An adapter beside the model; how many tensors it has is of no interest, so its file counts as one."""
+    file = checkpoint.adapter
+    return [] if file is None else [SkippedTensors(f"{file.name}: {ADAPTER}", 1, file.stat().st_size)]
 
 
 def _judge(checkpoint: Checkpoint, config: EngineConfig) -> tuple[Blueprint | None, HeadFacts, str | None]:

@@ -89,7 +89,9 @@ def exclude(config: dict[str, Any], beside: dict[str, Any], modules: list[str]) 
         elif quant.method == "mlx":
             data |= dict.fromkeys(wrong, False)
         elif quant.method == "auto-round":
-            data["extra_config"] = dict.fromkeys(wrong, {"bits": 16}) | (data.get("extra_config") or {})
+            data["extra_config"] = {module: {"bits": 16} for module in wrong} | (
+                data.get("extra_config") or {}
+            )
         else:
             key = next((key for key in EXCLUSIONS if isinstance(data.get(key), list)), None)
             key = key or _USUAL_KEY.get(quant.method, "modules_to_not_convert")

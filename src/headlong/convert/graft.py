@@ -160,5 +160,8 @@ def _plain_head_modules(blueprint: Blueprint) -> list[str]:
         name.removesuffix(".weight")
         for name, format in blueprint.formats.items()
         if name.startswith(HEAD)
-        and (isinstance(format, PlainFormat) or blueprint.names.parts(name)["weight"].file in gguf)
+        and (
+            isinstance(format, PlainFormat)
+            or any(info.file in gguf for info in blueprint.names.parts(name).values())
+        )
     ]
