@@ -7,15 +7,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from headlong.errors import CheckpointError
 from headlong.quant.awq import AwqFormat
+from headlong.quant.awq_gemv import AwqGemvFormat
+from headlong.quant.bitsandbytes import Bnb4Format, Bnb8Format
 from headlong.quant.compressed import CompressedInts
 from headlong.quant.detect import PART_NAMES, detect
-from headlong.quant.format import PackedWeight, Part
+from headlong.quant.format import Format, PackedWeight, Part
 from headlong.quant.fp8 import Fp8Format
 from headlong.quant.gguf import GgufBlocks
 from headlong.quant.gptq import GptqFormat
 from headlong.quant.mlx import MlxFormat
+from headlong.quant.modelopt_ints import ModeloptInts
+from headlong.quant.mx import MxFormat
 from headlong.quant.nvfp4 import Nvfp4Format
-from support.packing import FORMATS, header, hint_of, pack, unpacked
+from headlong.quant.scaled_inputs import ScaledInputs
+from headlong.quant.torchao import TorchaoFormat
+from headlong.quant.unrounded import Unrounded
+from support.packing import FORMATS, header, hint_of, pack, takes, unpacked
 
 FAMILY = {
     "fp8": Fp8Format,
@@ -26,7 +33,22 @@ FAMILY = {
     "gptq": GptqFormat,
     "mlx4": MlxFormat,
     "mlx8": MlxFormat,
+    "gptq3": GptqFormat,
+    "mxfp4": MxFormat,
+    "mxfp8": MxFormat,
+    "nf4": Bnb4Format,
+    "bnb8": Bnb8Format,
+    "modelopt": ModeloptInts,
+    "torchao": TorchaoFormat,
+    "unrounded": Unrounded,
 }
+
+
+def family_of(how: str) -> type[Format]:
+    others = {"awq_gemv": AwqGemvFormat, "nvfp4_mlx": MxFormat, "modelopt_int4_smooth": ScaledInputs}
+    return others.get(how) or FAMILY[how.split("_")[0]]
+
+
 SHAPE = (72, 96)
 
 
@@ -36,11 +58,17 @@ def packed(how: str, shape: tuple[int, int] = SHAPE) -> tuple[dict[str, Tensor],
     return parts, detect(header(parts), shape, hint_of(how)).pack(parts, shape)
 
 
-@pytest.mark.parametrize("how", FORMATS)
-@pytest.mark.parametrize("shape", [SHAPE, (8, 16), (8, 64), (136, 160)])
+SHAPES = (SHAPE, (8, 16), (8, 64), (136, 160))
+
+
+@pytest.mark.parametrize(
+    ("how", "shape"), [(how, shape) for how in FORMATS for shape in SHAPES if takes(how, shape)]
+)
 def test_every_format_is_found_and_read(how, shape):
     parts, weight = packed(how, shape)
-    assert type(weight.format) is FAMILY[how.split("_")[0]]
+    found = detect(header(parts), shape, hint_of(how))
+    assert type(found) is family_of(how) and found.bits > 0
+    assert found.whole_numbers or weight.grouping() is None
     assert (weight.out_features, weight.in_features) == shape
     assert torch.equal(weight.dequantize(0, shape[0]), unpacked(how, parts, shape))
 
@@ -84,10 +112,16 @@ def test_what_is_given_out_is_new(how):
 @pytest.mark.parametrize("how", FORMATS)
 def test_parts_are_taken_as_they_are(how):
     parts, weight = packed(how)
+    if how.startswith("unrounded"):
+        assert sum(part.nbytes for part in parts.values()) > weight.nbytes
+        return
     places = {part.data_ptr() for part in parts.values()}
-    assert {tensor.data_ptr() for tensor in weight.tensors} <= places
+    assert {tensor.data_ptr() for tensor in weight.tensors if tensor.numel() > 1} <= places
     left_out = sum(
-        part.nbytes for name, part in parts.items() if name in ("weight_shape", "input_scale", "g_idx")
+        part.nbytes
+        for name, part in parts.items()
+        if name in ("weight_shape", "input_scale", "g_idx", "weight_format", "weight.quant_map")
+        or "quant_state" in name
     )
     assert sum(part.nbytes for part in parts.values()) - left_out <= weight.nbytes
 
@@ -150,9 +184,11 @@ def test_a_part_nobody_reads(how):
     for extra in sorted(
         PART_NAMES - parts.keys() - {"input_scale", "input_global_scale", "input_zero_point"}
     ):
-        if extra in ("weight_zero_point", "weight_g_idx") and FAMILY[how.split("_")[0]] is CompressedInts:
+        if extra in ("weight_zero_point", "weight_g_idx") and family_of(how) in (CompressedInts, Unrounded):
             continue
         if extra == "g_idx" and how.startswith("gptq"):
+            continue
+        if extra == "_weight_zero_point" and how == "torchao_int8":
             continue
         with pytest.raises(CheckpointError) as caught:
             detect(parts | {extra: Part("F32", (3, 5))}, (8, 64), {})

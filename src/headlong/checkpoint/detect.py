@@ -91,4 +91,4 @@ def _disk_module(infos: Mapping[str, TensorInfo]) -> str:
 def _agrees(claimed: str | None, found: Format) -> bool:
     if isinstance(found, PlainFormat):
         return claimed is None
-    return claimed is not None and (claimed == found.name or found.label.startswith(f"{claimed} "))
+    return claimed is not None and (claimed == found.name or f"{found.label} ".startswith(f"{claimed} "))

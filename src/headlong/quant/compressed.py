@@ -18,7 +18,7 @@ from headlong.quant.ints import (
     GroupedInts,
     column_groups,
     ints_label,
-    pick_fields,
+    pick_dense,
     unpack_fields,
     word_bits,
 )
@@ -33,6 +33,8 @@ from headlong.quant.parts import (
     expect,
     row_numbers,
 )
+
+WIDTHS = (2, 3, 4, 5, 6, 7, 8)
 
 
 @dataclass(frozen=True)
@@ -107,10 +109,16 @@ class CompressedInts(Format):
     @staticmethod
     def _width(parts: Mapping[str, Part], shape: Shape, hint: Mapping[str, Any]) -> int:
         words = parts["weight_packed"].shape
-        width = word_bits(words[1], shape[1], (4, 8), hint.get("bits")) if len(words) == 2 else None
+        hinted = hint.get("bits")
+        width = word_bits(words[1], shape[1], WIDTHS, hinted) if len(words) == 2 else None
         if width is None or words[0] != shape[0]:
             raise CheckpointError(
-                f"weight_packed has the shape {list(words)}, which holds neither 4 nor 8 bits of {list(shape)}"
+                f"weight_packed has the shape {list(words)}, which holds no 2 to 8 bits of {list(shape)}"
+            )
+        # Once four codes of 7 bits had a word to themselves, as four of 8 bits have.
+        if width == 8 and hinted == 7:
+            raise CheckpointError(
+                "weight_packed holds 8 bits by its shape and 7 by the config: save it again"
             )
         expect(parts, "weight_shape", ("I64", "I32"), (2,))
         return width
@@ -191,8 +199,8 @@ class CompressedIntsWeight(GroupedInts):
             return None
         if self.zero_point.dtype == torch.int8:
             return self.zero_point[self._scale_rows(rows)].float()
-        width = self.width
-        fields_RG = pick_fields(self.zero_point.t(), row_numbers(rows, self.device), width)
+        numbers_R, width = row_numbers(rows, self.device), self.width
+        fields_RG = pick_dense(self.zero_point.t(), numbers_R, width, self.out_features)
         return fields_RG.sub_(1 << (width - 1))
 
     def scales(self, rows: Rows) -> Tensor:

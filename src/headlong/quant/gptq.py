@@ -20,7 +20,7 @@ from headlong.quant.ints import (
     column_groups,
     fitting_group,
     ints_label,
-    pick_fields,
+    pick_dense,
     unpack_fields,
     word_bits,
 )
@@ -160,16 +160,9 @@ class GptqWeight(GroupedInts):
         return unpack_fields(words_RW.view(torch.uint8), self.width, self.in_features)
 
     def zeros(self, rows: Rows) -> Tensor:
-        numbers = row_numbers(rows, self.device)
-        if self.width == 3:
-            return self._dense_zeros()[:, numbers].t().contiguous().add_(self.zero_offset)
-        fields_RG = pick_fields(self.qzeros_GW, numbers, self.width)
+        numbers_R = row_numbers(rows, self.device)
+        fields_RG = pick_dense(self.qzeros_GW, numbers_R, self.width, self.out_features)
         return fields_RG.add_(self.zero_offset)
-
-    def _dense_zeros(self) -> Tensor:
-        """All zero points [G, O] of a width whose fields cross words."""
-        streams_GB = self.qzeros_GW.clone(memory_format=torch.contiguous_format).view(torch.uint8)
-        return unpack_fields(streams_GB, self.width, self.out_features)
 
     def scales(self, rows: Rows) -> Tensor:
         return self.scales_GO[:, rows].t().float()

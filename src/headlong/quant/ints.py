@@ -82,6 +82,14 @@ def pick_fields(words_GW: Tensor, index_N: Tensor, bits: int, places: tuple[int,
     return words_GN.bitwise_right_shift_(bits * place_N.int()).bitwise_and_((1 << bits) - 1).t().float()
 
 
+def pick_dense(words_GW: Tensor, index_N: Tensor, bits: int, count: int) -> Tensor:
+    """The fields numbered `index_N`, of `count` in each row of words, as float32 [N, G]; fields may cross words."""
+    if WORD_BITS % bits == 0:
+        return pick_fields(words_GW, index_N, bits)
+    streams_GB = words_GW.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+    return unpack_fields(streams_GB, bits, count)[:, index_N].t().contiguous()
+
+
 def word_bits(words: int, count: int, allowed: tuple[int, ...], hinted: Any) -> int | None:
     """The width of fields of which `count` fill so many words; where several widths do, the one that the config
     names. Widths whose fields cross words are told from the others where words are full."""

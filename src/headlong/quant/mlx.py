@@ -1,7 +1,7 @@
 """MLX affine integers: dense bits in 32-bit words, and code * scale + bias by group.
 
 A row is one little-endian stream of bits, also for the widths (3, 5, 6) whose codes cross words. MLX's other modes
-(mxfp4, nvfp4, mxfp8), which have no biases, are refused. Knows nothing of who multiplies.
+(mxfp4, nvfp4, mxfp8), which have no biases, are in `mx.py`. Knows nothing of who multiplies.
 """
 
 from collections.abc import Mapping
@@ -62,7 +62,7 @@ class MlxFormat(Format):
                 f"weight has the shape {list(words)}, which holds neither 2, 3, 4, 5, 6 nor 8 bits of {list(shape)}"
             )
         if "biases" not in parts and "scales" in parts:
-            raise CheckpointError("biases are missing beside scales: of MLX's modes only affine can be read")
+            raise CheckpointError("biases are missing beside scales, which are of none of MLX's modes")
         scales, groups = expect_grouped(parts, "scales", SCALE_BITS, out_features)
         expect(parts, "biases", SCALE_BITS, scales.shape)
         return cls(fitting[0], even_group("scales", in_features, groups), SCALE_BITS[scales.dtype])
