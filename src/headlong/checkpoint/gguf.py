@@ -71,7 +71,8 @@ _BLOCK_TYPES = {
     12: "Q4_K",
     13: "Q5_K",
 }
-_BLOCK_TYPES |= {14: "Q6_K", 20: "IQ4_NL", 23: "IQ4_XS"}
+_BLOCK_TYPES |= {14: "Q6_K", 20: "IQ4_NL", 23: "IQ4_XS", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS"}
+_BLOCK_TYPES |= {19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"}
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 from headlong.errors import CheckpointError
 from headlong.quant.format import Format, Grouped, Grouping, PackedWeight, Part, Shape
 from headlong.quant.gguf_blocks import fields, unpack
+from headlong.quant.gguf_grids import iq1_m_scale
 
 BLOCK_SIZES: dict[str, tuple[int, int]] = {
     "Q4_0": (32, 18),
@@ -28,6 +29,16 @@ BLOCK_SIZES: dict[str, tuple[int, int]] = {
     "Q6_K": (256, 210),
     "IQ4_NL": (32, 18),
     "IQ4_XS": (256, 136),
+    "IQ1_S": (256, 50),
+    "IQ1_M": (256, 56),
+    "IQ2_XXS": (256, 66),
+    "IQ2_XS": (256, 74),
+    "IQ2_S": (256, 82),
+    "IQ3_XXS": (256, 98),
+    "IQ3_S": (256, 110),
+    "TQ1_0": (256, 54),
+    "TQ2_0": (256, 66),
+    "MXFP4": (32, 17),
 }
 """How many elements and how many bytes one block of each type has."""
 
@@ -44,10 +55,20 @@ _FLOAT16_AT: dict[str, tuple[int, ...]] = {
     "Q6_K": (208,),
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
+    "IQ1_S": (0,),
+    "IQ2_XXS": (0,),
+    "IQ2_XS": (0,),
+    "IQ2_S": (0,),
+    "IQ3_XXS": (0,),
+    "IQ3_S": (0,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
 }
 """The offsets in a block at which its float16 fields lie; every other byte pattern is a valid number."""
 _EXPONENT = 0x7C00
 """The exponent bits of a float16 that is infinite or NaN."""
+LARGEST_POWER = 252
+"""The largest exponent of an MXFP4 block whose values are all finite."""
 
 
 GROUPINGS = {
@@ -63,6 +84,16 @@ GROUPINGS = {
     "Q6_K": Grouping(16, -32, 31, has_offsets=False, factors="parts", span=16),
     "IQ4_NL": Grouping(32, -127, 113, has_offsets=False, factors="float16"),
     "IQ4_XS": Grouping(32, -127, 113, has_offsets=False, factors="parts", span=8),
+    "IQ1_S": Grouping(32, -9, 9, has_offsets=False, factors="float32"),
+    "IQ1_M": Grouping(16, -9, 9, has_offsets=False, factors="float32"),
+    "IQ2_XXS": Grouping(32, -43, 43, has_offsets=False, factors="float32"),
+    "IQ2_XS": Grouping(16, -43, 43, has_offsets=False, factors="float32"),
+    "IQ2_S": Grouping(16, -43, 43, has_offsets=False, factors="float32"),
+    "IQ3_XXS": Grouping(32, -62, 62, has_offsets=False, factors="float32"),
+    "IQ3_S": Grouping(32, -15, 15, has_offsets=False, factors="float32"),
+    "TQ1_0": Grouping(256, -1, 1, has_offsets=False, factors="float16"),
+    "TQ2_0": Grouping(256, -1, 2, has_offsets=False, factors="float16"),
+    "MXFP4": Grouping(32, -12, 12, has_offsets=False, factors="float32"),
 }
 """How each block type is made of integers."""
 
@@ -159,12 +190,10 @@ class GgufBlocks(Format):
         data, num_blocks = parts["weight"], shape[1] // self.block_elements
         assert data.dtype == torch.uint8 and data.is_contiguous()
         assert tuple(data.shape) == (shape[0], num_blocks * self.block_bytes)
-        places = _FLOAT16_AT[self.type_name]
-        # By their bits, brought together first: of the library's own test for float16 this takes a tenth.
-        halves = data.view(torch.int16).view(-1, self.block_bytes // 2).T
-        scales = halves[places[0] // 2 : places[-1] // 2 + 1].contiguous()
+        scales = self._scales(data)
+        # By their bits: of the library's own test for float16 this takes a tenth.
         exponents = scales & _EXPONENT
-        if exponents.max() == _EXPONENT:
+        if exponents.numel() and exponents.max() == _EXPONENT:
             place = (exponents == _EXPONENT).nonzero()[0].tolist()
             row, block = divmod(place[1], num_blocks)
             value = scales.view(torch.float16)[*place].item()
@@ -172,3 +201,16 @@ class GgufBlocks(Format):
                 f"weight: a scale of block {block} in row {row} is {value}; the file is damaged, fetch it again"
             )
         return GgufWeight(self, data, shape[1])
+
+    def _scales(self, data: Tensor) -> Tensor:
+        """The bits of every float16 that a block's scales are made of, int16 [fields, blocks], brought together."""
+        blocks = data.view(-1, self.block_bytes)
+        if self.type_name == "IQ1_M":
+            return iq1_m_scale(blocks).view(torch.int16)[None]
+        if self.type_name == "MXFP4":
+            # A power of two that twelve halves of it are beyond float32 counts as infinite.
+            beyond = torch.full((), _EXPONENT, dtype=torch.int16)
+            return torch.where(blocks[:, 0] > LARGEST_POWER, beyond.to(data.device), 0)[None]
+        places = _FLOAT16_AT[self.type_name]
+        halves = data.view(torch.int16).view(-1, self.block_bytes // 2).T
+        return halves[places[0] // 2 : places[-1] // 2 + 1].contiguous()

@@ -8,27 +8,12 @@ does. Knows nothing of rows, of matrices or of files.
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-
-class Factor(NamedTuple):
-    """A factor for each group of a block: the float `whole`, times an integer of the group's own where there are
-    `parts`."""
-
-    whole_N: Tensor
-    """One float32 number for each block."""
-    parts_NG: Tensor | None = None
-    """One int8, or uint8 below 128, for each group of each block."""
-
-    @property
-    def value_NG(self) -> Tensor:
-        return self.whole_N[:, None] if self.parts_NG is None else self.whole_N[:, None] * self.parts_NG
-
-
-Unpacked = tuple[Tensor, Factor, Factor | None]
+from headlong.quant import gguf_grids
+from headlong.quant.gguf_factors import Factor, Unpacked, half
 
 _EACH_BYTE = 0x0101010101010101
 _DIAGONAL = 0x8040201008040201 - 2**64
@@ -49,11 +34,6 @@ def unpack(blocks: Tensor, type_name: str) -> Tensor:
 def fields(blocks: Tensor, type_name: str) -> Unpacked:
     """Codes, scales and offsets of blocks [N, bytes]; codes may be floats that are whole numbers."""
     return _UNPACKERS[type_name](blocks)
-
-
-def _half(blocks: Tensor, at: int) -> Tensor:
-    """The float16 at byte `at` of every block, as float32 [N]."""
-    return blocks.view(torch.float16)[:, at // 2].float()
 
 
 def _fields(blocks: Tensor, first: int, last: int, width: int, shifts: tuple[int, ...], mask: int) -> Tensor:
@@ -91,32 +71,32 @@ def _signed(codes: Tensor, zero: int) -> Tensor:
 
 
 def _q4_0(blocks: Tensor) -> Unpacked:
-    return _signed(_nibbles(blocks, 2, 16, 1), 8), Factor(_half(blocks, 0)), None
+    return _signed(_nibbles(blocks, 2, 16, 1), 8), Factor(half(blocks, 0)), None
 
 
 def _q4_1(blocks: Tensor) -> Unpacked:
-    return _nibbles(blocks, 4, 16, 1), Factor(_half(blocks, 0)), Factor(_half(blocks, 2))
+    return _nibbles(blocks, 4, 16, 1), Factor(half(blocks, 0)), Factor(half(blocks, 2))
 
 
 def _q5_0(blocks: Tensor) -> Unpacked:
     codes = _nibbles(blocks, 6, 16, 1).bitwise_or_(_fifth_bits(blocks, 2))
-    return _signed(codes, 16), Factor(_half(blocks, 0)), None
+    return _signed(codes, 16), Factor(half(blocks, 0)), None
 
 
 def _q5_1(blocks: Tensor) -> Unpacked:
     codes = _nibbles(blocks, 8, 16, 1).bitwise_or_(_fifth_bits(blocks, 4))
-    return codes, Factor(_half(blocks, 0)), Factor(_half(blocks, 2))
+    return codes, Factor(half(blocks, 0)), Factor(half(blocks, 2))
 
 
 def _q8_0(blocks: Tensor) -> Unpacked:
-    return blocks[:, None, 2:].view(torch.int8), Factor(_half(blocks, 0)), None
+    return blocks[:, None, 2:].view(torch.int8), Factor(half(blocks, 0)), None
 
 
 def _q2_k(blocks: Tensor) -> Unpacked:
     """The block's bytes are 16 of scales and minima (4 bits each), 64 of codes, d, dmin."""
     codes = _fields(blocks, 16, 80, 32, _TWO_BITS, 0x03).view(len(blocks), 16, 16)
     scales = blocks[:, :16]
-    return codes, Factor(_half(blocks, 80), scales & 0x0F), Factor(-_half(blocks, 82), scales >> 4)
+    return codes, Factor(half(blocks, 80), scales & 0x0F), Factor(-half(blocks, 82), scales >> 4)
 
 
 def _q3_k(blocks: Tensor) -> Unpacked:
@@ -128,7 +108,7 @@ def _q3_k(blocks: Tensor) -> Unpacked:
     low, top = blocks[:, 96:104], blocks[:, 104:108]
     scales = torch.cat((low & 0x0F, low >> 4), 1)
     scales |= (torch.cat([top >> shift for shift in _TWO_BITS], 1) & 0x03) << 4
-    return _signed(codes, 4), Factor(_half(blocks, 108), _signed(scales, 32)), None
+    return _signed(codes, 4), Factor(half(blocks, 108), _signed(scales, 32)), None
 
 
 def _q4_k(blocks: Tensor) -> Unpacked:
@@ -152,7 +132,7 @@ def _scales_and_minima(blocks: Tensor) -> tuple[Factor, Factor]:
     scales, minima, halves = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     six_s = torch.cat((scales & 0x3F, (halves & 0x0F) | ((scales >> 2) & 0x30)), 1)
     six_m = torch.cat((minima & 0x3F, (halves >> 4) | ((minima >> 2) & 0x30)), 1)
-    return Factor(_half(blocks, 0), six_s), Factor(-_half(blocks, 2), six_m)
+    return Factor(half(blocks, 0), six_s), Factor(-half(blocks, 2), six_m)
 
 
 def _q6_k(blocks: Tensor) -> Unpacked:
@@ -160,7 +140,7 @@ def _q6_k(blocks: Tensor) -> Unpacked:
     codes = _fields(blocks, 0, 128, 64, (0, 4), 0x0F).view(len(blocks), 16, 16)
     high = _fields(blocks, 128, 192, 32, _TWO_BITS, 0x03).view(len(blocks), 16, 16)
     codes.bitwise_or_(high.bitwise_left_shift_(4))
-    return _signed(codes, 32), Factor(_half(blocks, 208), blocks[:, 192:208].view(torch.int8)), None
+    return _signed(codes, 32), Factor(half(blocks, 208), blocks[:, 192:208].view(torch.int8)), None
 
 
 @lru_cache
@@ -174,7 +154,7 @@ def _iq4(codes: Tensor) -> Tensor:
 
 
 def _iq4_nl(blocks: Tensor) -> Unpacked:
-    return _iq4(_nibbles(blocks, 2, 16, 1)), Factor(_half(blocks, 0)), None
+    return _iq4(_nibbles(blocks, 2, 16, 1)), Factor(half(blocks, 0)), None
 
 
 def _iq4_xs(blocks: Tensor) -> Unpacked:
@@ -182,7 +162,7 @@ def _iq4_xs(blocks: Tensor) -> Unpacked:
     low, top = blocks[:, 4:8], blocks[:, 2:4]
     scales = torch.stack((low & 0x0F, low >> 4), -1).view(-1, 8)
     scales |= (torch.stack([top >> shift for shift in _TWO_BITS], -1).view(-1, 8) & 0x03) << 4
-    return _iq4(_nibbles(blocks, 8, 16, 8)), Factor(_half(blocks, 0), _signed(scales, 32)), None
+    return _iq4(_nibbles(blocks, 8, 16, 8)), Factor(half(blocks, 0), _signed(scales, 32)), None
 
 
 _UNPACKERS: dict[str, Callable[[Tensor], Unpacked]] = {
@@ -198,4 +178,14 @@ _UNPACKERS: dict[str, Callable[[Tensor], Unpacked]] = {
     "Q6_K": _q6_k,
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
+    "IQ1_S": gguf_grids.iq1_s,
+    "IQ1_M": gguf_grids.iq1_m,
+    "IQ2_XXS": gguf_grids.iq2_xxs,
+    "IQ2_XS": gguf_grids.iq2_xs,
+    "IQ2_S": gguf_grids.iq2_s,
+    "IQ3_XXS": gguf_grids.iq3_xxs,
+    "IQ3_S": gguf_grids.iq3_s,
+    "TQ1_0": gguf_grids.tq1_0,
+    "TQ2_0": gguf_grids.tq2_0,
+    "MXFP4": gguf_grids.mxfp4,
 }
