@@ -15,6 +15,7 @@ from headlong.models.registry import BY_ARCHITECTURE, gguf_metadata
 from headlong.quant.gguf import BLOCK_SIZES
 
 SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+SCALES |= {"TQ1_0": (52,), "TQ2_0": (64,)}
 """Where the half-precision scales of a block lie; in other types at its beginning."""
 PACKABLE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 PLAIN = ("F32", "F16", "BF16")
@@ -29,6 +30,15 @@ def pack(weight: Tensor, kind: str) -> np.ndarray:
     generator = np.random.default_rng(int(weight.abs().sum() * 1000) % 2**32)
     blocks = generator.integers(0, 256, (rows, columns // elements, nbytes), dtype=np.uint8)
     scale = np.array([0.7 / columns**0.5 / 64], dtype=np.float16).view(np.uint8)
+    if kind == "MXFP4":
+        blocks[..., 0] = generator.integers(118, 122, blocks.shape[:-1])
+        return blocks.reshape(rows, -1)
+    if kind == "IQ1_M":  # four bits in each of four words
+        bits = int(scale.view(np.uint16)[0])
+        for word in range(4):
+            high = blocks[..., 49 + 2 * word] & 0x0F
+            blocks[..., 49 + 2 * word] = high | (bits >> 4 * word & 15) << 4
+        return blocks.reshape(rows, -1)
     for at in SCALES.get(kind, (0,)):
         blocks[..., at : at + 2] = scale
     return blocks.reshape(rows, -1)
