@@ -74,7 +74,14 @@ def assert_drafts_change_nothing(path) -> None:
         assert runs[1] == runs[0] and runs[2] == runs[0]
 
 
-@pytest.mark.parametrize("kind", [*BLOCK_SIZES, *PLAIN])
+ALIKE = ("IQ1_S", "IQ1_M", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0")
+"""Types that differ from others in how blocks are unpacked, and not in how models are loaded."""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.slow if kind in ALIKE else ()) for kind in (*BLOCK_SIZES, *PLAIN)],
+)
 def test_every_type_with_every_kind_of_head(dense, tmp_path, kind):
     for number, head in enumerate(("BF16", kind, "Q5_1" if kind != "Q5_1" else "Q4_K")):
         model = model_of(dense, kind, head)
