@@ -96,6 +96,7 @@ KINDS: dict[str, tuple[Callable[[int, int], Weight], float]] = {
     "int4_asym": (partial(stored, "int4_asym"), ROUNDED),
     "gptq": (partial(stored, "gptq_v1"), ROUNDED),
     "mlx4": (partial(stored, "mlx4"), ROUNDED),
+    "mxfp4": (partial(stored, "mxfp4_compressed"), SCALED),
     "nvfp4_modelopt": (partial(stored, "nvfp4_modelopt"), SCALED),
     "nvfp4_compressed": (partial(stored, "nvfp4_compressed"), SCALED),
     "Q8_0": (partial(blocks, "Q8_0"), ROUNDED),

@@ -36,7 +36,7 @@ from headlong.quant.format import Format, Weight
 from headlong.types import Rows
 
 log = logging.getLogger(__name__)
-FORMATS = ("fp8", "nvfp4")
+FORMATS = ("fp8", "nvfp4", "mx", "torchao")
 """Packed formats that Triton's kernels take besides those of whole numbers with a scale by group, which they all
 take."""
 

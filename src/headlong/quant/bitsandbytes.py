@@ -15,8 +15,8 @@ from torch import Tensor
 
 from headlong.errors import CheckpointError
 from headlong.quant.compressed import CompressedIntsWeight
-from headlong.quant.format import Format, Part, Shape
-from headlong.quant.ints import lookup_nibbles
+from headlong.quant.format import FloatCoding, Format, Grouped, Part, Shape
+from headlong.quant.ints import lookup_nibbles, split_nibbles
 from headlong.quant.parts import Rows, RowWeight, by_group, check_finite, expect, row_numbers
 
 KINDS = ("nf4", "fp4")
@@ -55,6 +55,10 @@ class Bnb4Format(Format):
     def reads(self) -> frozenset[str]:
         nested = {_NESTED_ABSMAX, _NESTED_TABLE} if self.nested else set[str]()
         return frozenset({"weight", _ABSMAX, _TABLE, STATE + self.kind} | nested)
+
+    @property
+    def has_float_coding(self) -> bool:
+        return True
 
     @property
     def label(self) -> str:
@@ -177,6 +181,15 @@ class Bnb4Weight(RowWeight):
             groups_RC = (first_R1 + places) // self.block
             values_RD[:, places[0] : places[-1] + 1] *= self._absmax(groups_RC)
         return values_RD
+
+    def float_coding(self) -> FloatCoding | None:
+        return FloatCoding(self.block, self.table) if self.in_features % self.block == 0 else None
+
+    def grouped(self, first: int, last: int) -> Grouped:
+        rows = slice(first, last)
+        packed_RB = self.codes_OB[rows]
+        codes = split_nibbles((packed_RB >> 4) | (packed_RB << 4))
+        return Grouped(codes, self.magnitudes(rows), None)
 
     def magnitudes(self, rows: Rows) -> Tensor:
         """The largest magnitudes [R, groups] of rows that hold whole blocks."""

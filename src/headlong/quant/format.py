@@ -35,6 +35,8 @@ class Grouping(NamedTuple):
     factors: Literal["float32", "float16", "parts"]
     """What scales and offsets are stored as. `parts` are int8, each times a float16 that `span` groups share."""
     span: int = 1
+    distinct: tuple[int, ...] = ()
+    """The codes that may occur, where they are no more than sixteen of many; else empty."""
 
 
 class FloatCoding(NamedTuple):

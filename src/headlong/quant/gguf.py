@@ -71,6 +71,13 @@ LARGEST_POWER = 252
 """The largest exponent of an MXFP4 block whose values are all finite."""
 
 
+_EIGHTHS = (-9, -7, -1, 1, 7, 9)
+_OF_IQ2 = (-43, -25, -8, 8, 25, 43)
+_OF_IQ3_XXS = tuple(sign * size for size in (4, 12, 20, 28, 36, 44, 52, 62) for sign in (-1, 1))
+_ODD = tuple(range(-15, 16, 2))
+_DOUBLED_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, -1, -2, -3, -4, -6, -8, -12)
+"""The codes of types with few of them."""
+
 GROUPINGS = {
     "Q4_0": Grouping(32, -8, 7, has_offsets=False, factors="float16"),
     "Q4_1": Grouping(32, 0, 15, has_offsets=True, factors="float16"),
@@ -84,16 +91,16 @@ GROUPINGS = {
     "Q6_K": Grouping(16, -32, 31, has_offsets=False, factors="parts", span=16),
     "IQ4_NL": Grouping(32, -127, 113, has_offsets=False, factors="float16"),
     "IQ4_XS": Grouping(32, -127, 113, has_offsets=False, factors="parts", span=8),
-    "IQ1_S": Grouping(32, -9, 9, has_offsets=False, factors="float32"),
-    "IQ1_M": Grouping(16, -9, 9, has_offsets=False, factors="float32"),
-    "IQ2_XXS": Grouping(32, -43, 43, has_offsets=False, factors="float32"),
-    "IQ2_XS": Grouping(16, -43, 43, has_offsets=False, factors="float32"),
-    "IQ2_S": Grouping(16, -43, 43, has_offsets=False, factors="float32"),
-    "IQ3_XXS": Grouping(32, -62, 62, has_offsets=False, factors="float32"),
-    "IQ3_S": Grouping(32, -15, 15, has_offsets=False, factors="float32"),
+    "IQ1_S": Grouping(32, -9, 9, has_offsets=False, factors="float32", distinct=_EIGHTHS),
+    "IQ1_M": Grouping(16, -9, 9, has_offsets=False, factors="float32", distinct=_EIGHTHS),
+    "IQ2_XXS": Grouping(32, -43, 43, has_offsets=False, factors="float32", distinct=_OF_IQ2),
+    "IQ2_XS": Grouping(16, -43, 43, has_offsets=False, factors="float32", distinct=_OF_IQ2),
+    "IQ2_S": Grouping(16, -43, 43, has_offsets=False, factors="float32", distinct=_OF_IQ2),
+    "IQ3_XXS": Grouping(32, -62, 62, has_offsets=False, factors="float32", distinct=_OF_IQ3_XXS),
+    "IQ3_S": Grouping(32, -15, 15, has_offsets=False, factors="float32", distinct=_ODD),
     "TQ1_0": Grouping(256, -1, 1, has_offsets=False, factors="float16"),
     "TQ2_0": Grouping(256, -1, 2, has_offsets=False, factors="float16"),
-    "MXFP4": Grouping(32, -12, 12, has_offsets=False, factors="float32"),
+    "MXFP4": Grouping(32, -12, 12, has_offsets=False, factors="float32", distinct=_DOUBLED_E2M1),
 }
 """How each block type is made of integers."""
 

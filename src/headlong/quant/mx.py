@@ -83,6 +83,10 @@ class MxFormat(Format):
         """Four-bit floats are halves of whole numbers."""
         return self.kind == "mxfp4"
 
+    @property
+    def has_float_coding(self) -> bool:
+        return self.kind != "mxfp4"
+
     @classmethod
     def detect(cls, parts: Mapping[str, Part], shape: Shape, hint: Mapping[str, Any]) -> "MxFormat | None":
         out_features, in_features = shape
@@ -137,7 +141,8 @@ class Mxfp4Weight(RowWeight):
         return (self.codes_OB, self.scale_OG)
 
     def grouping(self) -> Grouping:
-        return Grouping(GROUP, min(_DOUBLED), max(_DOUBLED), has_offsets=False, factors="float32")
+        lowest, highest, distinct = min(_DOUBLED), max(_DOUBLED), tuple(set(_DOUBLED))
+        return Grouping(GROUP, lowest, highest, has_offsets=False, factors="float32", distinct=distinct)
 
     def grouped(self, first: int, last: int) -> Grouped:
         rows = slice(first, last)

@@ -28,7 +28,6 @@ class TorchaoFormat(Format):
     """How one such matrix is packed."""
 
     name = "torchao"
-    whole_numbers = True
     reads: ClassVar[frozenset[str]] = frozenset({CODES, SCALES, ZEROS})
 
     dtype: str
@@ -51,6 +50,14 @@ class TorchaoFormat(Format):
         width = 4 if self.dtype == "U8" else 8
         zeros = (self.scale_bits if width == 4 else 8) if self.zero_points else 0
         return width + (self.scale_bits + zeros) / self.group
+
+    @property
+    def whole_numbers(self) -> bool:  # type: ignore[override]
+        return not self.has_float_coding
+
+    @property
+    def has_float_coding(self) -> bool:
+        return self.dtype == "F8_E4M3"
 
     @classmethod
     def detect(

@@ -82,6 +82,9 @@ class Source:
         grouping = weight.grouping()
         if grouping is None or grouping.group % 2:
             return None
+        if grouping.distinct:
+            table = tuple(float(code) for code in grouping.distinct) + (0.0,) * (16 - len(grouping.distinct))
+            return cls(weight, PanelLayout(U4_TABLE, grouping.group, table=table))
         lowest, highest, offsets = grouping.lowest, grouping.highest, grouping.has_offsets
         as_stored = (grouping.group, _FACTORS[grouping.factors], grouping.span)
         # Codes that are moved into range move their offsets, which then need all of a float.
@@ -112,6 +115,8 @@ class Source:
         if isinstance(self.weight, GgufWeight) and self.weight.format.label in LAID_OUT_WHOLE:
             return [self.weight.data[first:last]]
         codes, scales, offsets, *wholes = self.weight.grouped(first, last)
+        if self.layout.type == U4_TABLE and codes.dtype == torch.int8:
+            codes = self._numbers_of(codes)
         if self.layout.type in (E4M3, U4_TABLE):
             return [_units(codes, self.layout), scales.float()]
         grouping = self.weight.grouping()
@@ -132,6 +137,14 @@ class Source:
             *factors,
             *(whole.half() for whole in wholes if whole is not None),
         ]
+
+    def _numbers_of(self, codes_RD: Tensor) -> Tensor:
+        """The places in the table of whole numbers."""
+        places = torch.zeros(256, dtype=torch.uint8)
+        for place, value in reversed(list(enumerate(self.layout.table))):
+            places[int(value) & 255] = place
+        flat = codes_RD.contiguous().view(torch.uint8).view(-1)
+        return places.index_select(0, flat.int()).view(codes_RD.shape)
 
 
 def units_each(layout: PanelLayout) -> int:

@@ -23,8 +23,9 @@ from headlong.ops.linear.triton_weight import (
     interleaved,
 )
 from headlong.quant.format import PackedWeight, Weight
-from headlong.quant.fp8 import Fp8Weight
+from headlong.quant.fp8 import Fp8Weight, decode_fp8
 from headlong.quant.ints import split_nibbles
+from headlong.quant.mx import GROUP, Mxfp4Weight
 from headlong.quant.nvfp4 import Nvfp4Weight
 from headlong.quant.plain import PlainWeight
 
@@ -62,6 +63,8 @@ def layout_of(weight: Weight) -> WeightLayout | str:
         if columns >= weight.in_features and rows in (1, weight.out_features):
             return WeightLayout(E4M3, torch.int16, 8, has_row_scales=True)
         layout = WeightLayout(E4M3, torch.int16, 8, columns, rows)
+    elif isinstance(weight, Mxfp4Weight):
+        layout = WeightLayout(E2M1, torch.uint8, 4, GROUP)
     elif isinstance(weight, Nvfp4Weight):
         layout = WeightLayout(E2M1, torch.uint8, 4, weight.group, has_row_scales=True)
     else:
@@ -113,6 +116,10 @@ def rows_of(weight: Weight, layout: WeightLayout, first: int, last: int) -> Rows
             None,
             whole.expand(last - first),
         )
+    if isinstance(weight, Mxfp4Weight):
+        # bfloat16 has every power of two that may be one of these.
+        scales_RG = decode_fp8(weight.scale_OG[first:last]).bfloat16()
+        return Rows(pair_codes(split_nibbles(weight.codes_OB[first:last]), 4), scales_RG)
     codes, scales, offsets, scale_wholes, offset_wholes = weight.grouped(first, last)
     scales, offsets = _whole(scales, scale_wholes), _whole(offsets, offset_wholes)
     codes = pair_codes((codes.int() + layout.zero_point & 255).to(torch.uint8), layout.bits)
