@@ -16,7 +16,7 @@ ON_REFERENCE_OPS = tests/state $(addprefix tests/models/test_, \
 CLIENTS  := .clients
 PACKAGES := $(patsubst tests/clients/requirements/%.txt,$(CLIENTS)/%/.installed,$(wildcard tests/clients/requirements/*.txt))
 
-.PHONY: run chat serve browser test test-all test-paths clients sanitize cross wheels docs soak lint format bench install help clean
+.PHONY: run chat serve browser test test-all test-paths clients sanitize cross wheels docs artifacts soak lint format bench install help clean
 
 run: $(STAMP)            ## install, then generate from the embedded model, MTP against plain
 	$(BIN)/headlong run --compare --seed 2 "Write a short story about a shy dragon who learns to share."
@@ -77,6 +77,10 @@ wheels: $(STAMP)         ## the wheels for x86-64 and 64-bit ARM on Linux, built
 docs: $(STAMP)           ## the site from docs/, into site/; links that lead nowhere are errors
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	$(BIN)/mkdocs build --strict --quiet
+
+# Each tool has an environment of its own under .artifacts; ARTIFACTS="--only mlx" takes some of them.
+artifacts: $(STAMP)      ## checkpoints made by the tools that people use, compared with what these mean: long, network
+	$(BIN)/python release/artifacts.py $(ARTIFACTS)
 
 # Thousands of random schedules, then many requests with faults among them; SOAK="--minutes 5" shortens the second.
 soak: $(STAMP)           ## none lost, none wrong, memory flat: half an hour or more

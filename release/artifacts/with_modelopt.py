@@ -6,6 +6,7 @@ from pathlib import Path
 import modelopt.torch.quantization as mtq
 import torch
 from modelopt.torch.export import export_hf_checkpoint
+from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
@@ -22,6 +23,12 @@ def main(source: str, out: str, kind: str) -> None:
             factors = getattr(module.input_quantizer, "_pre_quant_scale", None)
             found[f"{name}.weight"] = weight if factors is None else weight * factors.float().view(1, -1)
     export_hf_checkpoint(model, export_dir=out)
+    # Where the export moved a smoothing into the norm before, a matrix means something else than it did.
+    with safe_open(Path(out) / "model.safetensors", "pt") as stored:
+        scaled = {
+            name.replace(".pre_quant_scale", ".weight") for name in stored.keys() if "pre_quant" in name
+        }  # noqa: SIM118
+    found = {name: weight for name, weight in found.items() if not scaled or name in scaled}
     save_file({name: weight.contiguous() for name, weight in found.items()}, Path(out) / "meant.dequantised")
 
 

@@ -168,3 +168,17 @@ def test_scales_that_are_not_finite(dtype):
 def test_other_weights_are_not_claimed():
     assert Fp8Format.detect({"weight": Part("BF16", (4, 4))}, (4, 4), {}) is None
     assert Fp8Format.detect({"qweight": Part("I32", (4, 4))}, (4, 4), {}) is None
+
+
+def test_blocks_that_could_be_of_two_sizes():
+    """192 rows in two blocks: 96 each, or 128 and a rest. The config decides; without it loading is refused."""
+    weight = torch.randn(192, 192).to(torch.float8_e4m3fn)
+    parts = {"weight": weight, "weight_scale_inv": torch.rand(2, 3)}
+    with pytest.raises(CheckpointError, match="blocks of 96 or of 128: give `weight_block_size`"):
+        Fp8Format.detect(header(parts), (192, 192), {})
+    for side in (96, 128):
+        found = Fp8Format.detect(header(parts), (192, 192), {"weight_block_size": [side, 64]})
+        assert found is not None and found.block == (side, 64)
+        values = found.pack(parts, (192, 192)).dequantize(0, 192)
+        each = parts["weight_scale_inv"].repeat_interleave(side, 0)[:192].repeat_interleave(64, 1)
+        assert torch.equal(values, weight.float() * each)

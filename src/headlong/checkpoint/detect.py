@@ -58,7 +58,7 @@ class Detector:
         except CheckpointError as error:
             listed = ", ".join(sorted({str(info.file.name) for info in infos.values()}))
             raise CheckpointError(f"{module} in {listed}: {error}") from error
-        if claim is not None and not _agrees(claim.format, found):
+        if claim is not None and not agrees(claim.format, found):
             says = "left in floats" if claim.format is None else claim.format
             self.disagreements[module] = (
                 f"the config says {says} ({claim.rule}), the tensors are {found.label}"
@@ -88,7 +88,8 @@ def _disk_module(infos: Mapping[str, TensorInfo]) -> str:
     return info.name.removesuffix(f".{part}")
 
 
-def _agrees(claimed: str | None, found: Format) -> bool:
+def agrees(claimed: str | None, found: Format) -> bool:
+    """Whether a format is what the config claims."""
     if isinstance(found, PlainFormat):
         return claimed is None
     return claimed is not None and (claimed == found.name or f"{found.label} ".startswith(f"{claimed} "))

@@ -30,6 +30,8 @@ from headlong.quant.parts import (
 FP8_DTYPES = ("F8_E4M3", "F8_E5M2")
 SCALE_NAMES = ("weight_scale_inv", "weight_scale")
 USUAL_BLOCK = (128, 128)
+LIKELY_SIDE = 16
+"""What the sides of blocks are multiples of, where they are no powers of two."""
 
 ROWS_AT_A_TIME = 1024
 """How many rows are looked through for NaN at a time."""
@@ -118,7 +120,7 @@ def _shared_by(
     if fitting:
         return "block", fitting[0]
     if len(scale) == 2:
-        rows, columns = _power_of_two(out_features, scale[0]), _power_of_two(in_features, scale[1])
+        rows, columns = _side(name, out_features, scale[0]), _side(name, in_features, scale[1])
         if rows and columns:
             return "block", (rows, columns)
     raise CheckpointError(
@@ -135,6 +137,18 @@ def _as_block(hinted: Any) -> Block | None:
 
 def _grid(shape: Block, block: Block) -> Shape:
     return (ceil(shape[0] / block[0]), ceil(shape[1] / block[1]))
+
+
+def _side(name: str, size: int, blocks: int) -> int | None:
+    """The side of blocks that no config tells: a power of two, or what cuts `size` evenly. Where these are two sides of
+    more than one block, either may be meant."""
+    power, even = _power_of_two(size, blocks), size // blocks if blocks and size % blocks == 0 else None
+    if power and even and power != even and even % LIKELY_SIDE == 0 and blocks > 1:
+        raise CheckpointError(
+            f"{name} has {blocks} blocks for {size}, which are blocks of {even} or of {power}: give `weight_block_size` "
+            "in quantization_config"
+        )
+    return power or even
 
 
 def _power_of_two(size: int, blocks: int) -> int | None:
