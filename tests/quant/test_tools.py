@@ -39,5 +39,5 @@ def test_a_matrix_that_a_tool_wrote(file):
     values = found.pack(parts, tuple(meant.shape)).dequantize(0, len(meant))
     # Tools unpack in bfloat16 or float16, and scales may be stored with fewer bits than they computed with.
     far = (values - meant).abs() > 2**-7 * meant.abs() + 2**-10 * meant.abs().max()
-    # modelopt rounds once more as it writes, with other scales, so a few weights are one step off what it computed with.
+    # modelopt rounds once more as it writes, with other scales, so a few weights are a step off.
     assert far.float().mean() <= (0.001 if file.stem.startswith("modelopt-INT4") else 0.0)

@@ -19,7 +19,7 @@ from headlong.quant.parts import SCALE_BITS, Rows, check_finite, expect
 
 WIDTH, PER_WORD = 4, 8
 ROOM = {128: 1, 64: 2, 32: 4, 16: 8}
-"""By groups of how many columns, the multiple of words that zero points of a row take."""
+"""The words that zero points of a row take are a multiple of this, by the columns of a group."""
 
 
 def words_of_groups(columns: int, group: int) -> int:

@@ -74,7 +74,7 @@ class Bnb4Format(Format):
         cls,
         parts: Mapping[str, Part],
         shape: Shape,
-        hint: Mapping[str, Any],  # noqa: ARG003
+        hint: Mapping[str, Any],
     ) -> "Bnb4Format | None":
         kinds = [kind for kind in KINDS if STATE + kind in parts]
         if _ABSMAX not in parts and not kinds:
@@ -227,7 +227,7 @@ class Bnb8Format(Format):
         cls,
         parts: Mapping[str, Part],
         shape: Shape,
-        hint: Mapping[str, Any],  # noqa: ARG003
+        hint: Mapping[str, Any],
     ) -> "Bnb8Format | None":
         if "SCB" not in parts:
             return None

@@ -145,8 +145,8 @@ def _side(name: str, size: int, blocks: int) -> int | None:
     power, even = _power_of_two(size, blocks), size // blocks if blocks and size % blocks == 0 else None
     if power and even and power != even and even % LIKELY_SIDE == 0 and blocks > 1:
         raise CheckpointError(
-            f"{name} has {blocks} blocks for {size}, which are blocks of {even} or of {power}: give `weight_block_size` "
-            "in quantization_config"
+            f"{name} has {blocks} blocks for {size}, which are blocks of {even} or of {power}: give "
+            "`weight_block_size` in quantization_config"
         )
     return power or even
 

@@ -20,6 +20,7 @@ from headlong.quant.parts import (
     check_finite,
     even_group,
     expect,
+    expect_grouped,
     row_numbers,
 )
 
@@ -51,7 +52,7 @@ class ModeloptInts(Format):
         cls,
         parts: Mapping[str, Part],
         shape: Shape,
-        hint: Mapping[str, Any],  # noqa: ARG003
+        hint: Mapping[str, Any],
     ) -> "ModeloptInts | None":
         out_features, in_features = shape
         scale = parts.get("weight_scale")
@@ -62,11 +63,8 @@ class ModeloptInts(Format):
         if out_features % 2:
             raise CheckpointError(f"weight cannot hold an odd number of rows two to a byte: {list(shape)}")
         expect(parts, "weight", ("U8",), (out_features // 2, in_features))
-        if len(scale.shape) != 2 or scale.shape[0] != out_features:
-            raise CheckpointError(
-                f"weight_scale has the shape {list(scale.shape)}, which must be [{out_features}, groups]"
-            )
-        return cls(even_group("weight_scale", in_features, scale.shape[1]), SCALE_BITS[scale.dtype])
+        scale, groups = expect_grouped(parts, "weight_scale", FLOAT_SCALES, out_features)
+        return cls(even_group("weight_scale", in_features, groups), SCALE_BITS[scale.dtype])
 
     def pack(self, parts: Mapping[str, Tensor], shape: Shape) -> "ModeloptIntsWeight":
         return ModeloptIntsWeight(

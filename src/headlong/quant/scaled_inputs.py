@@ -46,9 +46,9 @@ class ScaledInputs(Format):
     @classmethod
     def detect(
         cls,
-        parts: Mapping[str, Part],  # noqa: ARG003
-        shape: Shape,  # noqa: ARG003
-        hint: Mapping[str, Any],  # noqa: ARG003
+        parts: Mapping[str, Part],
+        shape: Shape,
+        hint: Mapping[str, Any],
     ) -> None:
         """No format by itself: `of` makes one of another."""
         return None

@@ -64,7 +64,7 @@ class TorchaoFormat(Format):
         cls,
         parts: Mapping[str, Part],
         shape: Shape,
-        hint: Mapping[str, Any],  # noqa: ARG003
+        hint: Mapping[str, Any],
     ) -> "TorchaoFormat | None":
         if CODES not in parts:
             return None
