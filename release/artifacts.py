@@ -216,12 +216,15 @@ def _run(
         if file.suffix != ".safetensors" and "index" not in file.name:
             (floats / file.name).write_bytes(file.read_bytes())
     save_file(tensors, floats / "model.safetensors")
-    plain = SamplingParams(max_tokens=TOKENS, ignore_eos=True, draft_tokens=0)
-    single = SamplingParams(max_tokens=1, ignore_eos=True, draft_tokens=0)
+    plain = SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=0.0, draft_tokens=0)
+    single = SamplingParams(max_tokens=1, ignore_eos=True, temperature=0.0, draft_tokens=0)
     truth = LLM(floats, device="cpu", dtype="float32")
-    contexts, wanted = [], []
-    for prompt in PROMPTS:
-        tokens = tuple(truth.text.tokenizer.encode(prompt))
+    tokenizer = truth.text.tokenizer
+    assert tokenizer is not None
+    contexts: list[tuple[int, ...]] = []
+    wanted: list[int] = []
+    starts = [tuple(tokenizer.encode(prompt)) for prompt in PROMPTS]
+    for tokens in starts:
         for token in truth.generate([tokens], plain)[0].token_ids:
             contexts.append(tokens)
             wanted.append(token)
@@ -231,8 +234,8 @@ def _run(
     headed = packed.with_name(f"{packed.name}-mtp")
     graft(packed, whole, headed, force=True)
     llm = LLM(headed, device="cpu", mtp="on")
-    drafting = SamplingParams(max_tokens=TOKENS, ignore_eos=True, draft_tokens=3)
-    texts = [[each.token_ids for each in llm.generate(list(PROMPTS), how)] for how in (plain, drafting)]
+    drafting = SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=0.0, draft_tokens=3)
+    texts = [[each.token_ids for each in llm.generate(starts, how)] for how in (plain, drafting)]
     return alike, texts[0] == texts[1]
 
 

@@ -61,14 +61,14 @@ def version_by_values(zeros_RG: Tensor, codes_RD: Tensor, columns_G: Tensor, wid
 
 def settled(by_config: int | None, stated: bool, by_values: int | None) -> int:
     """The version that all evidence is for; an error where there is none or where it is divided."""
-    if by_config is None and by_values is None:
+    if by_values is None:
+        if by_config is not None:
+            return by_config
         raise CheckpointError(
             "the zero points can be read in two ways, and neither a config nor the values say which: give "
             "`checkpoint_format` (gptq or gptq_v2) in quantization_config; for a head, draft_quantization"
         )
-    if by_config is None or by_values is None or by_config == by_values:
-        return by_values if by_config is None else by_config
-    if stated:
+    if stated and by_config is not None and by_config != by_values:
         names = {version: name for name, version in VERSIONS.items()}
         raise CheckpointError(
             f"the config says checkpoint_format {names[by_config]!r}, and the zero points have the values of "
