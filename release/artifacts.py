@@ -44,6 +44,8 @@ LEAST_ROWS = 32
 """Rows of a matrix that is kept as a fixture."""
 CLOSE = 2**-7
 """How far a weight may be from the tool's, in parts of the matrix's largest: tools unpack to bfloat16."""
+MOVES_SCALES = ("modelopt",)
+"""Tools whose exports change norms, so that their own matrices do not belong beside the source's norms."""
 FEW = 0.001
 """The part of a matrix's weights that may be further off: modelopt rounds once more as it writes."""
 
@@ -148,6 +150,8 @@ def _try(
     alike, exact = _run(args.source, source, out, blueprint, meant, work)
     drafting = "changes nothing" if exact else "CHANGES TOKENS"
     said += f"; {alike} of {len(PROMPTS) * TOKENS} tokens alike; drafting {drafting}"
+    if name in MOVES_SCALES:
+        return f"{said} (not judged by tokens: the export moves scales into norms)", worst <= FEW and exact
     return said, worst <= FEW and alike >= LEAST_ALIKE and exact
 
 

@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from headlong.cli.facts import Facts, StateCost
+    from headlong.cli.modules import Module
 
 EXIT_NOT_SERVABLE = 1
+MAX_UNFIT = 8
+"""Rows of the table of a model that does not fit."""
 EPILOG = """\
 Reads the headers of the weight files, not the weights. The exit code is 0 if `headlong run` could serve the
 model with the same engine options, 1 if not; the reason is the last thing printed.
@@ -69,7 +72,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(as_json(facts), indent=2))
     else:
-        _print(facts)
+        _print(facts, every=args.all)
     return 0 if facts.servable else EXIT_NOT_SERVABLE
 
 
@@ -138,7 +141,7 @@ def _architecture(facts: "Facts") -> dict[str, Any] | None:
     }
 
 
-def _print(facts: "Facts") -> None:
+def _print(facts: "Facts", *, every: bool) -> None:
     from rich.filesize import decimal
 
     from headlong.checkpoint.generation import in_words
@@ -146,8 +149,12 @@ def _print(facts: "Facts") -> None:
     out = console()
     out.print(str(facts.folder))
     out.print(_architecture_line(facts))
-    if facts.modules:
-        out.print(_table(facts))
+    # Of a model that does not fit every tensor is a row of its own, and what is wrong comes after the table.
+    shown = facts.modules if every or facts.config is not None else facts.modules[:MAX_UNFIT]
+    if shown:
+        out.print(_table(shown))
+    if len(shown) < len(facts.modules):
+        out.print(f"and {len(facts.modules) - len(shown)} more, which --all lists")
     for reason, names in _reasons(facts).items():
         others = f" and {len(names) - 1} more" if len(names) > 1 else ""
         out.print(f"why:    {names[0]}{others}: {reason}")
@@ -201,7 +208,7 @@ def _reasons(facts: "Facts") -> dict[str, list[str]]:
     return found
 
 
-def _table(facts: "Facts") -> "Table":
+def _table(modules: "list[Module]") -> "Table":
     from rich.filesize import decimal
     from rich.table import Table
 
@@ -211,7 +218,7 @@ def _table(facts: "Facts") -> "Table":
         column.justify = "right" if column.header in ("bits", "count", "bytes") else "left"
         column.overflow = "fold"
     before = None
-    for module in facts.modules:
+    for module in modules:
         if before is not None and module.group != before:
             table.add_section()
         before = module.group
