@@ -4,6 +4,7 @@ Every row of `tiny.FAMILIES` that has plain layers is tested here; a new family 
 """
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,9 @@ from headlong.convert.to_gguf import to_gguf
 from headlong.errors import ConfigError
 from headlong.models import registry
 from support import tiny
-from support.gguf_models import GgufModel
+from support.gguf_models import GgufModel, experts_by_projection
 from support.steps import Chunk, Decode, Driver, load
-from support.tiny import FAMILIES, PLAIN_FAMILIES, random_tokens
+from support.tiny import FAMILIES, GGUF_FAMILIES, PLAIN_FAMILIES, random_tokens
 
 LENGTH = 41
 LLAMA3 = {
@@ -71,6 +72,23 @@ OWN = {
             "num_attention_heads": 3,
             "num_key_value_heads": 3,
         },
+    },
+    "qwen3_moe": {
+        "a dense layer": {"mlp_only_layers": [1], "norm_topk_prob": False},
+        "every other layer": {"decoder_sparse_step": 2, "num_experts_per_tok": 1},
+    },
+    "glm4_moe": {
+        "odd sizes": ODD | {"head_dim": 12, "intermediate_size": 50, "moe_intermediate_size": 11},
+        "normed, groups": {
+            "use_qk_norm": True,
+            "attention_bias": False,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 2,
+        },
+        "weights as they are": {"norm_topk_prob": False, "first_k_dense_replace": 0},
     },
     "qwen3": {
         "biased": BIASED | {"head_dim": 24},
@@ -205,10 +223,11 @@ def test_who_drafts_changes_no_token(plain, proposer, dtype):
 
 def write_gguf(family, made, path: Path, kind: str) -> GgufModel:
     """By the gguf package's writer."""
-    arch = FAMILIES[family].plain_arch
+    arch = FAMILIES[family].arch
     assert arch is not None
     model = GgufModel(tiny.read_config(made.folder), arch)
-    for name, weight in tiny.tensors(made).items():
+    for name, weight in experts_by_projection(tiny.tensors(made, head=False)).items():
+        name = name.replace(".shared_experts.", ".shared_expert.")
         model.add(name, _paired(weight, name, made) if arch == "llama" else weight, kind)
     model.write(path, head=False)
     return model
@@ -223,7 +242,7 @@ def _paired(weight, name, made):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("family", PLAIN_FAMILIES)
+@pytest.mark.parametrize("family", GGUF_FAMILIES)
 def test_gguf_is_the_same_model(family, tied, tmp_path):
     """Written by the gguf package, and by our own converter and back."""
     sizes = {"hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings": tied}
@@ -240,7 +259,7 @@ def test_gguf_is_the_same_model(family, tied, tmp_path):
         assert_close(driver.feed("a", [17, 24]).logits, wanted)
     config = registry.config_of(Checkpoint.open(tmp_path / "theirs.gguf"))
     read, known = registry.read_config(config), registry.read_config(tiny.read_config(made.folder))
-    assert read == known
+    assert replace(read, model_type=known.model_type) == known  # Llama's files are Mistral's too
 
 
 @pytest.mark.parametrize(
@@ -259,13 +278,13 @@ def test_gguf_keeps_what_positions_mean(rope, tmp_path):
 
 
 def strip_head(made, folder: Path) -> None:
-    weights = {name: w for name, w in tiny.tensors(made).items() if not name.startswith("mtp.")}
-    tiny.write(folder, tiny.read_config(made.folder), weights)
+    tiny.write(folder, tiny.read_config(made.folder), tiny.tensors(made, head=False))
 
 
-@pytest.mark.parametrize("family", PLAIN_FAMILIES)
+@pytest.mark.parametrize("family", GGUF_FAMILIES)
 def test_packed_gguf_drafts_with_ngrams(family, tmp_path):
-    made = tiny.make(tmp_path / "made", family, vocab_size=6, hidden_size=64, intermediate_size=96)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32}
+    made = tiny.make(tmp_path / "made", family, vocab_size=6, **sizes)
     write_gguf(family, made, tmp_path / "model.gguf", "Q8_0")
     llm = LLM(tmp_path / "model.gguf", device="cpu", proposer="ngram", cache_tokens=4096, max_context=256)
     wanted, _ = tokens_of(llm, 0)
@@ -273,7 +292,7 @@ def test_packed_gguf_drafts_with_ngrams(family, tmp_path):
     assert found == wanted and accepted
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "qwen3_moe", "mimo"])
 def test_sliding_windows_are_off_or_refused(family, tmp_path):
     config = tiny.read_config(tiny.make(tmp_path, family).folder)
     plain = registry.read_config(config)
@@ -288,3 +307,18 @@ def test_sliding_windows_are_off_or_refused(family, tmp_path):
         )
     with pytest.raises(ConfigError, match=r"layer_types must list 3"):
         registry.read_config(config | {"layer_types": ["full_attention"]})
+
+
+def test_a_window_is_refused_where_it_would_matter(tmp_path):
+    """Mistral's: as long as the context that is served it changes nothing, and the sentence says how to have that."""
+    made = tiny.make(tmp_path, "mistral", seed=2, sliding_window=24)
+    with pytest.raises(
+        ConfigError, match=r"sliding_window 24: .* 512 tokens .*set max_context to at most 24"
+    ):
+        load(tmp_path)
+    script = random_tokens(made.vocab_size, 25, seed=1)
+    driver = Driver(load(tmp_path, max_context=24))
+    driver.open("a", script)
+    assert_close(driver.feed("a", [24]).logits, made.forward(script[:24])[1])
+    with pytest.raises(ConfigError, match="sliding_window must be a whole number"):
+        registry.read_config(tiny.read_config(tmp_path) | {"sliding_window": "long"})

@@ -19,6 +19,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from headlong.checkpoint.names import Naming
+from headlong.checkpoint.names import canonical as canonical_name
+from headlong.models import registry
 from support import packing, tiny
 from support.tiny import Tiny
 
@@ -29,6 +32,11 @@ LINEARS = r"linear_attn\.(in_proj_qkv|in_proj_z|out_proj)|self_attn\.[qkvo]_proj
 MLP = r"mlp\.(gate|up|down)_proj"
 EXPERTS = r"mlp\.experts\.(\d+\.)?(gate|up|down)_proj"
 SHARED = r"mlp\.shared_expert\.(gate|up|down)_proj"
+PLAIN_FIELDS = (
+    *("attention_bias", "use_qk_norm", "norm_topk_prob", "n_group", "topk_group", "n_shared_experts"),
+    "first_k_dense_replace",
+)
+"""What configs of plain families say besides sizes."""
 TARGET, HEAD = r"layers\.\d+\.", r"mtp\.layers\.0\."
 
 
@@ -67,6 +75,11 @@ class Release:
     head_file: str | None = None
     """The file of the head, where the index names one."""
 
+    @property
+    def naming(self) -> Naming:
+        """What its family calls the head's modules."""
+        return registry.find(read_config(self.config)).naming
+
     def how(self, module: str) -> str:
         return next((how for pattern, how in self.packs if re.fullmatch(pattern, module)), PLAIN)
 
@@ -84,6 +97,8 @@ RELEASES: dict[str, Release] = {
         "Qwen--Qwen3.5-35B-A3B": {},
         "Qwen--Qwen3.5-122B-A10B": {},
         "Qwen--Qwen3.5-397B-A17B": {"apart": ".*"},
+        "GLM-4.5-Air": {"layout": Layout(text="model."), "apart": ".*"},
+        "XiaomiMiMo--MiMo-7B-Base": {"layout": Layout(text="model.")},
         "Qwen--Qwen3.6-27B-FP8": {
             "packs": ((f"({TARGET}|{HEAD})({LINEARS}|{MLP})", "fp8_block"),),
             "head_file": "mtp.safetensors",
@@ -169,6 +184,8 @@ def make(folder: Path, name: str) -> Artifact:
 
 
 def _floats(folder: Path, config: dict[str, Any]) -> Tiny:
+    if (kind := config["model_type"]) in tiny.FAMILIES:
+        return _plain_floats(folder, kind, config)
     text = config.get("text_config", config)
     sizes = {
         key: text[key]
@@ -187,13 +204,22 @@ def _floats(folder: Path, config: dict[str, Any]) -> Tiny:
     return made
 
 
+def _plain_floats(folder: Path, family: str, config: dict[str, Any]) -> Tiny:
+    told = {key: config[key] for key in (*tiny.FAMILIES[family].sizes, *PLAIN_FIELDS) if key in config}
+    rope = {"rope_type": "default", "rope_theta": config["rope_theta"]}
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    return tiny.make(folder, family, seed=7, rope=rope, **told | ids)
+
+
 def _store(made: Tiny, release: Release) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
     """The tensors on disk, what they mean by the names of `tiny.tensors`, and how modules were packed."""
     stored: dict[str, Tensor] = {}
     meant: dict[str, Tensor] = {}
     packed: dict[str, tuple[str, tuple[int, ...]]] = {}
+    naming, count = release.naming, made.text.config.num_hidden_layers
     for name, weight in tiny.tensors(made).items():
-        canonical = name.removeprefix("model.")
+        canonical = canonical_name(name, naming, num_layers=count)
+        assert isinstance(canonical, str)
         if weight.dim() == 3 and "experts" in name:
             parts, meant[name] = _experts(canonical, weight, release, packed)
         elif weight.dim() == 2:
@@ -201,7 +227,9 @@ def _store(made: Tiny, release: Release) -> tuple[dict[str, Tensor], dict[str, T
             parts, meant[name] = _matrix(module, weight, release, packed)
         else:
             parts, meant[name] = _vector(canonical, weight, release)
-        stored |= {release.layout.disk(part): tensor for part, tensor in parts.items()}
+        for part, tensor in parts.items():
+            disk = naming.disk(part, count)
+            stored[disk if disk.startswith("model.") else release.layout.disk(disk)] = tensor
     return stored, meant, packed
 
 
@@ -263,8 +291,7 @@ def _vector(canonical: str, weight: Tensor, release: Release) -> tuple[dict[str,
 @torch.no_grad()
 def _load(made: Tiny, meant: dict[str, Tensor]) -> None:
     assert made.head is not None
-    parameters = dict(made.model.state_dict(keep_vars=True))
-    parameters |= {f"mtp.{name}": weight for name, weight in made.head.state_dict(keep_vars=True).items()}
+    parameters = dict(made.model.state_dict()) | made.head.tensors(made.text.config.num_hidden_layers)
     for name, value in meant.items():
         parameters[name].copy_(value)
 

@@ -13,8 +13,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
+from transformers.models.glm4_moe.configuration_glm4_moe import Glm4MoeConfig
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.llama.configuration_llama import LlamaConfig
+from transformers.models.mistral import modeling_mistral as mistral
+from transformers.models.mistral.configuration_mistral import MistralConfig
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen2.configuration_qwen2 import Qwen2Config
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
@@ -23,8 +27,12 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as dense
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5Config, Qwen3_5TextConfig
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as moe
 from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
+from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
+from transformers.models.qwen3_moe.configuration_qwen3_moe import Qwen3MoeConfig
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 from transformers.models.qwen3_next.configuration_qwen3_next import Qwen3NextConfig
+
+from support.tiny_heads import LayerHead, MimoHead, ReferenceHead
 
 FULL, LINEAR = "full_attention", "linear_attention"
 SIZES = {
@@ -92,8 +100,19 @@ class _Family:
     layer: Any
     norm: Any
     sizes: dict[str, Any]
-    plain_arch: str | None = None
-    """Of models of plain layers, whose norms are not stored around zero: what GGUF files call them."""
+    is_plain: bool = False
+    """Whether all layers are attention, with norms that are not stored around zero."""
+    arch: str | None = None
+    """What GGUF files call plain models of this family."""
+    model_type: str | None = None
+    """What config.json calls it, where transformers has it under another name."""
+    head: Any = None
+    """Makes the head of a model, of its config and so many layers; None where it is that of Qwen3.5."""
+
+    def make_head(self, model: Any, config: Any, num_layers: int) -> Any:
+        if self.head is not None:
+            return self.head(self, model, config, num_layers)
+        return ReferenceHead(self.layer, self.norm, config, num_layers)
 
 
 FAMILIES = {
@@ -115,10 +134,41 @@ FAMILIES = {
         SIZES | EXPERTS,
     ),
     "llama": _Family(
-        LlamaConfig, llama.LlamaForCausalLM, llama.LlamaDecoderLayer, llama.LlamaRMSNorm, PLAIN_SIZES, "llama"
+        LlamaConfig,
+        llama.LlamaForCausalLM,
+        llama.LlamaDecoderLayer,
+        llama.LlamaRMSNorm,
+        PLAIN_SIZES,
+        is_plain=True,
+        arch="llama",
+    ),
+    "mistral": _Family(
+        MistralConfig,
+        mistral.MistralForCausalLM,
+        mistral.MistralDecoderLayer,
+        mistral.MistralRMSNorm,
+        PLAIN_SIZES | {"sliding_window": None},
+        is_plain=True,
+        arch="llama",
     ),
     "qwen2": _Family(
-        Qwen2Config, qwen2.Qwen2ForCausalLM, qwen2.Qwen2DecoderLayer, qwen2.Qwen2RMSNorm, PLAIN_SIZES, "qwen2"
+        Qwen2Config,
+        qwen2.Qwen2ForCausalLM,
+        qwen2.Qwen2DecoderLayer,
+        qwen2.Qwen2RMSNorm,
+        PLAIN_SIZES,
+        is_plain=True,
+        arch="qwen2",
+    ),
+    "mimo": _Family(
+        Qwen2Config,
+        qwen2.Qwen2ForCausalLM,
+        qwen2.Qwen2DecoderLayer,
+        qwen2.Qwen2RMSNorm,
+        PLAIN_SIZES | {"head_dim": 16},
+        is_plain=True,
+        model_type="mimo",
+        head=lambda kind, _, config, count: MimoHead(kind.layer, kind.norm, config, count),
     ),
     "qwen3": _Family(
         Qwen3Config,
@@ -126,41 +176,46 @@ FAMILIES = {
         qwen3.Qwen3DecoderLayer,
         qwen3.Qwen3RMSNorm,
         PLAIN_SIZES | {"head_dim": 16},
-        "qwen3",
+        is_plain=True,
+        arch="qwen3",
+    ),
+    "qwen3_moe": _Family(
+        Qwen3MoeConfig,
+        qwen3_moe.Qwen3MoeForCausalLM,
+        qwen3_moe.Qwen3MoeDecoderLayer,
+        qwen3_moe.Qwen3MoeRMSNorm,
+        PLAIN_SIZES
+        | {
+            "head_dim": 16,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+        },
+        is_plain=True,
+        arch="qwen3moe",
+    ),
+    "glm4_moe": _Family(
+        Glm4MoeConfig,
+        glm4_moe.Glm4MoeForCausalLM,
+        glm4_moe.Glm4MoeDecoderLayer,
+        glm4_moe.Glm4MoeRMSNorm,
+        PLAIN_SIZES
+        | {
+            "head_dim": 16,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "routed_scaling_factor": 1.8,
+            "attention_bias": True,
+        },
+        is_plain=True,
+        arch="glm4moe",
+        head=lambda _, model, __, count: LayerHead(model, count),
     ),
 }
-PLAIN_FAMILIES = [name for name, family in FAMILIES.items() if family.plain_arch is not None]
-
-
-class ReferenceHead(nn.Module):
-    """The MTP head over a whole sequence of pairs, without a cache."""
-
-    def __init__(self, family: _Family, config: Any, num_layers: int = 1) -> None:
-        super().__init__()
-        config = copy.deepcopy(config)
-        config.layer_types = [FULL]
-        config.mlp_only_layers, config.decoder_sparse_step = [], 1
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self.pre_fc_norm_embedding = family.norm(size, eps=eps)
-        self.pre_fc_norm_hidden = family.norm(size, eps=eps)
-        self.fc = nn.Linear(2 * size, size, bias=False)
-        self.layers = nn.ModuleList([family.layer(config, 0) for _ in range(num_layers)])
-        self.norm = family.norm(size, eps=eps)
-
-    def forward(self, embedding: Tensor, hidden: Tensor, rotary: nn.Module, layer: int = 0) -> Tensor:
-        """`embedding` and `hidden` are [pairs, hidden size]; pair i stands at position i. All are read by one layer."""
-        x = self.fc(torch.cat([self.pre_fc_norm_embedding(embedding), self.pre_fc_norm_hidden(hidden)], -1))
-        count = len(x)
-        past = torch.ones(count, count, dtype=torch.bool).tril()
-        mask = torch.zeros(count, count, dtype=x.dtype).masked_fill(~past, -torch.inf)
-        positions = torch.arange(count)[None]
-        x = self.layers[layer](
-            x[None],
-            position_embeddings=rotary(x[None], positions),
-            attention_mask=mask[None, None],
-            position_ids=positions,
-        )
-        return self.norm(x[0])
+PLAIN_FAMILIES = [name for name, family in FAMILIES.items() if family.is_plain]
+GGUF_FAMILIES = [name for name in PLAIN_FAMILIES if FAMILIES[name].arch is not None]
 
 
 @dataclass(frozen=True)
@@ -169,7 +224,7 @@ class Tiny:
 
     folder: Path
     model: Any
-    head: ReferenceHead | None
+    head: Any
 
     @property
     def text(self) -> Any:
@@ -220,7 +275,7 @@ def make(
     kind = FAMILIES[family]
     fields = kind.sizes | sizes
     if rope is None:
-        part = {} if kind.plain_arch else {"partial_rotary_factor": rotary}
+        part = {} if kind.is_plain else {"partial_rotary_factor": rotary}
         rope = {"rope_type": "default", "rope_theta": 10000.0} | part
     config = kind.config(**fields, rope_parameters=rope)
     config._experts_implementation = "eager"  # the grouped one takes only sizes that fill 16 bytes
@@ -235,18 +290,19 @@ def make(
     else:
         model = kind.model(config)
     text_config = config.text_config if wrapped else config
-    reference_head = ReferenceHead(kind, text_config, int(head)) if head else None
+    reference_head = kind.make_head(model, text_config, int(head)) if head else None
     for module in (model, reference_head):
         if module is not None:
             randomise(module.eval(), generator)
-            if kind.plain_arch:
+            if kind.is_plain:
                 _centre_norms_on_one(module, kind.norm)
     tiny = Tiny(folder, model, reference_head)
     found = tensors(tiny, experts)
     if rope_factors is not None:
         model.model.rotary_emb.inv_freq.div_(rope_factors)
         found["rope_freqs.weight"] = rope_factors
-    write(folder, config.to_dict(), found)
+    described = config.to_dict()
+    write(folder, described | {"model_type": kind.model_type or described["model_type"]}, found)
     return tiny
 
 
@@ -271,15 +327,18 @@ def randomise(module: nn.Module, generator: torch.Generator) -> None:
             weight.copy_(0.5 * noise)
         else:
             weight.copy_(noise * (0.7 / weight.shape[-1] ** 0.5))
+    for name, buffer in module.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
 
 
-def tensors(tiny: Tiny, experts: str = "fused") -> dict[str, Tensor]:
-    """Everything of a checkpoint by its usual name on disk."""
+def tensors(tiny: Tiny, experts: str = "fused", *, head: bool = True) -> dict[str, Tensor]:
+    """Everything of a checkpoint by its usual name on disk, the head's too if it is wanted."""
     found = dict(tiny.model.state_dict())
     if tiny.model.config.tie_word_embeddings:
         del found["lm_head.weight"]
-    if tiny.head is not None:
-        found |= {f"mtp.{name}": weight for name, weight in tiny.head.state_dict().items()}
+    if tiny.head is not None and head:
+        found |= tiny.head.tensors(tiny.text.config.num_hidden_layers)
     if experts == "apart":
         found = _experts_apart(found)
     return {name: weight.detach().clone().contiguous() for name, weight in found.items()}

@@ -40,6 +40,8 @@ EXPERTS = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+EXPERTS_BIAS = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
+"""A whole name: what is added to scores before experts are chosen is a module's bias here alone."""
 HEAD = {
     "nextn.eh_proj": "fc",
     "nextn.enorm": "pre_fc_norm_embedding",

@@ -21,11 +21,15 @@ from headlong.quant.detect import PART_NAMES
 
 WRAPPERS = ("model.language_model.", "language_model.model.", "language_model.", "model.")
 """The prefixes that may stand before the text model's own names; the first that fits is cut off."""
-RENAMES = ((re.compile(r"\.mlp\.switch_mlp\."), ".mlp.experts."),)
-"""Patterns of names to replace. MLX has a name of its own for the experts."""
+RENAMES = (
+    (re.compile(r"\.mlp\.switch_mlp\."), ".mlp.experts."),
+    (re.compile(r"\.mlp\.shared_experts\."), ".mlp.shared_expert."),
+)
+"""Patterns of names to replace. MLX has a name of its own for the experts, and some families for the shared one."""
 
 _VISION = "vision tower: Headlong serves text"
 _ROTARY = "rotary frequencies: computed, not stored"
+_COPY = "copy of the target's embedding or lm_head in the head: the target's serves both"
 _KV_SCALE = "scales of a quantised KV cache: Headlong keeps keys and values in float"
 SKIPS = (
     (re.compile(r"(model\.)?(visual|vision_tower|vision_model|multi_modal_projector)\."), _VISION),
@@ -63,6 +67,10 @@ class Naming:
     where they are canonical, `mtp.layers.{k}.`"""
     head_modules: Mapping[str, str] = field(default_factory=dict)
     """Modules of a head's layer by their names on disk, with the canonical ones."""
+    shared_experts: str = "shared_expert"
+    """What the shared expert is called."""
+    copies: bool = False
+    """Whether the head's layers have copies of the target's embedding and lm_head."""
     mlx: Callable[[str, Shape], Transform] = as_usual
     """How a file written by MLX stores the tensor of a canonical name and a shape on disk."""
 
@@ -77,7 +85,8 @@ class Naming:
         return f"mtp.layers.{k}.{rest}"
 
     def disk(self, canonical_name: str, num_layers: int) -> str:
-        """The name of a tensor of this family's head in a file of its own."""
+        """The name of a tensor on disk: of this family's head in a file of its own, and what stands in a layer."""
+        canonical_name = canonical_name.replace(".mlp.shared_expert.", f".mlp.{self.shared_experts}.")
         match = _HEAD_LAYER.match(canonical_name)
         if self.head_layer is None or match is None:
             return canonical_name
@@ -93,6 +102,7 @@ class Naming:
 
 CANONICAL = Naming()
 _HEAD_LAYER = re.compile(r"mtp\.layers\.(\d+)\.")
+_HEAD_COPY = re.compile(r"mtp\.layers\.\d+\.(?=(embed_tokens|lm_head)\.)")
 
 
 def _replaced(name: str, modules: Mapping[str, str]) -> str:
@@ -131,6 +141,9 @@ class NameMap:
         self.sources: dict[str, TensorInfo] = {}
         self.transforms: dict[str, Transform] = {}
         self.skipped: dict[str, list[str]] = {}
+        self.copies: list[tuple[str, TensorInfo]] = []
+        """What the head has of its target: the canonical name there, and the tensor that is not loaded."""
+        self._copies = naming.copies
         self._parts: dict[str, dict[str, TensorInfo]] = {}
         """The parts of the matrices that were asked about."""
         for disk_name, info in checkpoint.tensors.items():
@@ -185,6 +198,10 @@ class NameMap:
             self.transforms[name] = transform
 
     def _claim(self, name: str, info: TensorInfo) -> None:
+        if self._copies and (match := _HEAD_COPY.match(name)) is not None:
+            self.copies.append((name[match.end() :], info))
+            self.skipped.setdefault(_COPY, []).append(info.name)
+            return
         if name in self.sources:
             raise CheckpointError(
                 f"{self.sources[name].name!r} and {info.name!r} on disk are both {name!r}; remove one of the two"

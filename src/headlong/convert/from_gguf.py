@@ -58,7 +58,16 @@ def from_gguf(
     return Written(out, nbytes, len(entries), source.has_head, notes)
 
 
-def safetensors_entries(source: Source, dtype: str, head_dtype: str) -> list[Entry]:
+def safetensors_entries(
+    source: Source, dtype: str, head_dtype: str, *, canonical: bool = False
+) -> list[Entry]:
+    """The entries of all tensors, under the names of their family or `canonical` ones."""
+    naming, num_layers = source.blueprint.family.naming, len(source.config.layer_types)
+
+    def disk_name(name: str) -> str:
+        disk = name if canonical else naming.disk(name, num_layers)
+        return disk if disk.startswith(("mtp.", "lm_head.", "model.")) else f"model.{disk}"
+
     entries = []
     for name, shape in source.shapes.items():
         if name == ROPE_FACTORS:
@@ -66,18 +75,14 @@ def safetensors_entries(source: Source, dtype: str, head_dtype: str) -> list[Ent
         wanted = head_dtype if name.startswith("mtp.") else dtype
         prefix, _, projection = name.removesuffix(".weight").rpartition(".")
         if not prefix.endswith(".mlp.experts"):
-            entries.append(Entry(_disk_name(name), wanted, shape, _data(source, name)))
+            entries.append(Entry(disk_name(name), wanted, shape, _data(source, name)))
         elif projection == DOWN:
-            entries.append(Entry(_disk_name(f"{prefix}.{DOWN}"), wanted, shape, _data(source, name)))
+            entries.append(Entry(disk_name(f"{prefix}.{DOWN}"), wanted, shape, _data(source, name)))
         elif projection == GATE:
             count, rows, columns = shape
-            fused = _disk_name(f"{prefix}.gate_up_proj")
+            fused = disk_name(f"{prefix}.gate_up_proj")
             entries.append(Entry(fused, wanted, (count, 2 * rows, columns), _gate_up(source, prefix)))
     return entries
-
-
-def _disk_name(name: str) -> str:
-    return name if name.startswith(("mtp.", "lm_head.")) else f"model.{name}"
 
 
 def _data(source: Source, name: str) -> Any:
@@ -99,7 +104,7 @@ def _config(checkpoint: Checkpoint, source: Source, dtype: str) -> dict[str, Any
     config = {key: value for key, value in described.items() if key != "linear_value_heads_tiled"}
     config["dtype"] = dtype
     if source.has_head:  # which may have lain beside a file that does not know of it
-        config |= {"mtp_num_hidden_layers": source.head_layers, "mtp_use_dedicated_embeddings": False}
+        config |= source.blueprint.family.mtp.config_fields(source.head_layers)
     if ROPE_FACTORS in source.shapes:
         factors = source.vector(ROPE_FACTORS)
         scaling = llama3_parameters(factors, source.config.rope_theta, source.config.rotary_dim)

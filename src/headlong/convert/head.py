@@ -68,6 +68,12 @@ def head_tensors(checkpoint: Checkpoint) -> dict[str, TensorInfo]:
     }
 
 
+def all_of_head(checkpoint: Checkpoint) -> set[TensorInfo]:
+    """Every tensor on disk that is the head's, with copies of its target's that nobody reads."""
+    names = registry.names_of(checkpoint)
+    return set(head_tensors(checkpoint).values()) | {copy for _, copy in names.copies}
+
+
 def require_head(checkpoint: Checkpoint) -> dict[str, TensorInfo]:
     found = head_tensors(checkpoint)
     if not found:
@@ -82,7 +88,7 @@ def is_head_alone(checkpoint: Checkpoint) -> bool:
 
 def without_head(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint without the head's tensors."""
-    head = set(head_tensors(checkpoint).values())
+    head = all_of_head(checkpoint)
     kept = {name: info for name, info in checkpoint.tensors.items() if info not in head}
     files = {info.file for info in kept.values()}
     return replace(checkpoint, tensors=kept, sidecars=checkpoint.sidecars & files)

@@ -51,7 +51,7 @@ def safetensors_head(checkpoint: Checkpoint) -> list[Entry]:
             raise CheckpointError(
                 f"{checkpoint.folder}: holds a head alone, which is unpacked only onto its model: use `headlong graft`"
             )
-        entries = safetensors_entries(Source(checkpoint), UNPACKED, UNPACKED)
+        entries = safetensors_entries(Source(checkpoint), UNPACKED, UNPACKED, canonical=True)
         return [entry for entry in entries if entry.name.startswith(HEAD)]
     return [_as_model(name, info, names.transforms.get(name)) for name, info in head.items()]
 

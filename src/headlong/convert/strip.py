@@ -20,7 +20,7 @@ from headlong.convert.folder import (
     write_json,
     written,
 )
-from headlong.convert.head import head_tensors, is_head_alone, require_head, without_head
+from headlong.convert.head import all_of_head, head_tensors, is_head_alone, require_head, without_head
 from headlong.convert.head_entries import verbatim, with_blocks
 from headlong.convert.to_gguf import Written
 from headlong.errors import CheckpointError
@@ -62,7 +62,7 @@ def write_folder(checkpoint: Checkpoint, out: Path, progress: ProgressFn) -> Non
         write_json(out / QUANT_CONFIG, checkpoint.quant_config)
     copy_files(other_files(folder), out, progress)
     shards = find_shards(folder)
-    head, kept = set(head_tensors(checkpoint).values()), without_head(checkpoint)
+    head, kept = all_of_head(checkpoint), without_head(checkpoint)
     touched = {info.file for info in head}
     copy_files([folder / f for f in shards.files if folder / f not in touched], out, progress, "copy weights")
     for file in sorted(touched & {folder / f for f in shards.files}):

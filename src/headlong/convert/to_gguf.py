@@ -60,10 +60,6 @@ def to_gguf(
         raise CheckpointError(f"{checkpoint.folder}: is GGUF already; name a folder to write safetensors")
     spec = registry.written_spec(checkpoint.config)
     source = Source(checkpoint)
-    if source.config.dense_layers:
-        raise CheckpointError(
-            f"{checkpoint.folder}: some layers have no experts, which a {spec.arch} GGUF cannot say"
-        )
     notes: list[str] = []
     entries = gguf_entries(source, spec, type, head_type or type)
     metadata = _metadata(checkpoint, spec.arch, source.head_layers, type, notes)

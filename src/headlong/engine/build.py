@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from headlong.checkpoint.checkpoint import Checkpoint
+from headlong.checkpoint.copies import disagreements
 from headlong.checkpoint.detect import HEAD, Detector
 from headlong.checkpoint.load import Expectations, Need, Repack, WeightLoader
 from headlong.checkpoint.names import NameMap
@@ -135,6 +136,7 @@ def survey(checkpoint: Checkpoint, options: EngineConfig | None = None) -> Bluep
     described = registry.config_of(checkpoint)
     family = registry.find(described)
     config, names = family.config(described), registry.names_of(checkpoint)
+    _refuse_window(config, options)
     detector = Detector(checkpoint, names, _head_hint(options))
     verifier = Verifier(names, detector)
     dry = Scope(source := Expectations(names), choose_backend(torch.float32, torch.device("meta")))
@@ -162,6 +164,16 @@ def survey(checkpoint: Checkpoint, options: EngineConfig | None = None) -> Bluep
     return Blueprint(
         checkpoint, names, detector, config, family, expected, verifier.formats, refusal, options
     )
+
+
+def _refuse_window(config: ModelConfig, options: EngineConfig) -> None:
+    """A window that is longer than any sequence changes nothing; another is refused."""
+    context = min(options.max_context or config.max_position, config.max_position)
+    if config.window is not None and context > config.window:
+        raise ConfigError(
+            f"config.json: sliding_window {config.window}: attention to a window alone is not supported, and "
+            f"{context} tokens are to be served; set max_context to at most {config.window}"
+        )
 
 
 def _head_hint(options: EngineConfig) -> dict[str, Any]:
@@ -248,6 +260,8 @@ def _build_head(
 ) -> tuple[MtpHead | None, str | None]:
     if blueprint.head_refusal is not None:
         return None, blueprint.head_refusal
+    for sentence in disagreements(blueprint.names):
+        log.warning("the MTP head: %s", sentence)
     try:
         return blueprint.head(Scope(loader, ops, HEAD)), None
     except CheckpointError as error:

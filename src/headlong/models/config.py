@@ -34,5 +34,7 @@ class ModelConfig:
     delta_net: DeltaNetConfig | None = None
     moe: MoeConfig | None = None
     dense_layers: frozenset[int] = frozenset()
+    window: int | None = None
+    """How many tokens before it a token attends to; None for all of them."""
     mlp_bias: bool = False
     centred_norms: bool = True

@@ -1,22 +1,25 @@
-"""The plainest decoder, which several families share: attention over all that came before, and a dense MLP."""
+"""The plainest decoder, which several families share: attention over all that came before, and a dense MLP or
+experts."""
 
 from typing import Any
 
 from headlong.layers.attention import Attention, AttentionConfig
 from headlong.layers.decoder import DecoderLayer
-from headlong.layers.mlp import Mlp
 from headlong.layers.weights import Scope
 from headlong.models.config import ModelConfig
 from headlong.models.config_fields import decoder
+from headlong.models.experts import feed_forward
 from headlong.models.fields import Fields
 
 
-def dense(f: Fields, attention: AttentionConfig, *, max_position: int, **own: Any) -> ModelConfig:
+def dense(
+    f: Fields, attention: AttentionConfig, *, max_position: int, rotary_part: float = 1.0, **own: Any
+) -> ModelConfig:
     """What is read alike in all these families, and a family's `own` fields."""
     return decoder(
         f,
         attention,
-        rotary_part=1.0,
+        rotary_part=rotary_part,
         max_position=max_position,
         model_type=str(f.data.get("model_type")),
         intermediate_size=f.int("intermediate_size"),
@@ -26,9 +29,9 @@ def dense(f: Fields, attention: AttentionConfig, *, max_position: int, **own: An
     )
 
 
-def decoder_layer(config: ModelConfig, index: int | None, scope: Scope) -> DecoderLayer:  # noqa: ARG001 - all alike
+def decoder_layer(config: ModelConfig, index: int | None, scope: Scope) -> DecoderLayer:
     """A layer of the model, or, without an index, of its head."""
     attention = Attention(config.attention, scope("self_attn"))
     name, eps = scope.prefix.rstrip("."), config.eps
-    mlp = Mlp.load(config.hidden_size, config.intermediate_size, scope("mlp"), bias=config.mlp_bias)
+    mlp = feed_forward(config, index, scope)
     return DecoderLayer(name, attention, mlp, scope, config.hidden_size, eps, centred=config.centred_norms)

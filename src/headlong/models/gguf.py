@@ -16,6 +16,7 @@ from headlong.checkpoint.tensor_info import TensorInfo
 from headlong.checkpoint.transforms import AS_IS, Order
 from headlong.errors import CheckpointError
 from headlong.models.config import ModelConfig
+from headlong.models.head_spec import HeadSpec
 from headlong.models.rope_fields import yarn_magnitude
 from headlong.ops.rope.scaling import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
 
@@ -60,7 +61,9 @@ class GgufSpec:
         return self.names.arch
 
 
-def config_from_gguf(spec: GgufSpec, metadata: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+def config_from_gguf(
+    spec: GgufSpec, head: HeadSpec, metadata: Mapping[str, Any], tensors: Tensors
+) -> dict[str, Any]:
     """What config.json would say of the model."""
     num_layers = num_main_layers(metadata)
     keys = Keys(metadata, spec.arch)
@@ -88,7 +91,7 @@ def config_from_gguf(spec: GgufSpec, metadata: Mapping[str, Any], tensors: Tenso
     }
     config |= spec.fields(keys, tensors, num_layers)
     if in_head := keys.int("nextn_predict_layers", 0, low=0):
-        config |= {"mtp_num_hidden_layers": in_head, "mtp_use_dedicated_embeddings": False}
+        config |= head.config_fields(in_head)
     return config | token_ids(metadata)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 MAX_LAYERS = 16
+MTP_LAYERS = "mtp_num_hidden_layers"
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,13 @@ class HeadSpec:
     """The owner of the keys and values that the layers attend to."""
     shares: tuple[str, ...] = ("embedding", "lm_head")
     """What the head takes from its target instead of having its own."""
-    layers_field: str = "mtp_num_hidden_layers"
+    layers_field: str = MTP_LAYERS
     """Where config.json says how many layers the head has. It is only written: the tensors decide."""
+
+    def config_fields(self, num_layers: int) -> dict[str, int]:
+        """What config.json says of a head of so many layers."""
+        shared = {"mtp_use_dedicated_embeddings": False} if self.layers_field == MTP_LAYERS else {}
+        return {self.layers_field: num_layers} | shared
 
     @property
     def refusal(self) -> str | None:

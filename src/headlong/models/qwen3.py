@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headlong.checkpoint.gguf_names import ATTENTION, MLP, MLP_NORM, QK_NORMS, GgufNames, suffixed
+from headlong.layers.attention import AttentionConfig
 from headlong.models.config import ModelConfig
 from headlong.models.config_fields import attention, full_layers, without_nulls
 from headlong.models.dense import decoder_layer, dense
@@ -14,11 +15,14 @@ from headlong.models.gguf import GgufSpec
 
 def read_config(config: Mapping[str, Any]) -> ModelConfig:
     f = Fields(without_nulls(config), "config.json")
+    return dense(f, attention_of(f), max_position=32768, layer_types=full_layers(f))
+
+
+def attention_of(f: Fields) -> AttentionConfig:
     kv_heads = f.int("num_key_value_heads", f.int("num_attention_heads"))
     bias = f.bool("attention_bias", False)
     own = {"bias": bias, "out_bias": bias, "gated": False, "centred_norms": False}
-    sizes = attention(f, f.int("head_dim", 128), kv_heads, **own)
-    return dense(f, sizes, max_position=32768, layer_types=full_layers(f))
+    return attention(f, f.int("head_dim", 128), kv_heads, **own)
 
 
 FAMILY = Family(

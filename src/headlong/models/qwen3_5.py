@@ -27,18 +27,23 @@ from headlong.checkpoint.transforms import (
     Transform,
     tiled_row_order,
 )
-from headlong.errors import ConfigError
+from headlong.errors import CheckpointError, ConfigError
 from headlong.layers.attention import Attention
 from headlong.layers.decoder import DecoderLayer
 from headlong.layers.delta_net import DeltaNetConfig, GatedDeltaNet
-from headlong.layers.mlp import Mlp, MoeConfig, MoeMlp
 from headlong.layers.weights import Scope
 from headlong.models.config import FULL, LINEAR, MAX_LAYERS, ModelConfig
 from headlong.models.config_fields import attention, check_divides, decoder
+from headlong.models.experts import (
+    expert_keys,
+    feed_forward,
+    layers_without_experts,
+    softmax_experts,
+    softmax_fields,
+)
 from headlong.models.family import Family
 from headlong.models.fields import Fields
 from headlong.models.gguf import GgufSpec, Tensors
-from headlong.ops.moe.routing import Routing
 
 
 def read_config(config: Mapping[str, Any], *, moe: bool, interleaved: bool) -> ModelConfig:
@@ -56,6 +61,7 @@ def read_config(config: Mapping[str, Any], *, moe: bool, interleaved: bool) -> M
             f"{f.where}: attn_output_gate false is not supported: this family gates its attention"
         )
     layer_types = _layer_types(f)
+    normalise = not interleaved or f.bool("norm_topk_prob", True)
     return decoder(
         f,
         sizes,
@@ -66,8 +72,8 @@ def read_config(config: Mapping[str, Any], *, moe: bool, interleaved: bool) -> M
         layer_types=layer_types,
         tied=Fields(config, "config.json").bool("tie_word_embeddings", f.bool("tie_word_embeddings", False)),
         delta_net=_delta_net(f, hidden, sizes.eps, interleaved=interleaved),
-        moe=_moe(f, hidden, normalise_always=not interleaved) if moe else None,
-        dense_layers=_dense_layers(f, len(layer_types)) if moe else frozenset(),
+        moe=softmax_experts(f, normalise=normalise, shared=True) if moe else None,
+        dense_layers=layers_without_experts(f, len(layer_types)) if moe else frozenset(),
     )
 
 
@@ -103,27 +109,6 @@ def _layer_types(f: Fields) -> tuple[str, ...]:
     return tuple(types)
 
 
-def _moe(f: Fields, hidden: int, *, normalise_always: bool) -> MoeConfig:
-    experts, active = f.int("num_experts", high=1 << 14), f.int("num_experts_per_tok")
-    if active > experts:
-        raise ConfigError(f"{f.where}: num_experts_per_tok ({active}) is above num_experts ({experts})")
-    return MoeConfig(
-        hidden_size=hidden,
-        routing=Routing(experts, active, normalise_always or f.bool("norm_topk_prob", True)),
-        intermediate_size=f.int("moe_intermediate_size"),
-        shared_intermediate_size=f.int("shared_expert_intermediate_size"),
-        shared_gate=True,
-    )
-
-
-def _dense_layers(f: Fields, count: int) -> frozenset[int]:
-    only = f.data.get("mlp_only_layers") or []
-    step = f.int("decoder_sparse_step", 1)
-    if not isinstance(only, list) or not all(isinstance(i, int) for i in only):
-        raise ConfigError(f"{f.where}: mlp_only_layers must be a list of layer numbers, not {only!r}")
-    return frozenset(i for i in range(count) if i in only or (i + 1) % step)
-
-
 def decoder_layer(config: ModelConfig, index: int | None, scope: Scope) -> DecoderLayer:
     """The head's block is a full-attention layer, and in a model of experts never a dense one."""
     hidden = config.hidden_size
@@ -132,11 +117,7 @@ def decoder_layer(config: ModelConfig, index: int | None, scope: Scope) -> Decod
     else:
         assert config.delta_net is not None
         mixer = GatedDeltaNet(config.delta_net, scope("linear_attn"))
-    if config.moe is None or index in config.dense_layers:
-        mlp = Mlp.load(hidden, config.intermediate_size, scope("mlp"))
-    else:
-        mlp = MoeMlp(config.moe, scope("mlp"))
-    name = scope.prefix.rstrip(".")
+    mlp, name = feed_forward(config, index, scope), scope.prefix.rstrip(".")
     return DecoderLayer(name, mixer, mlp, scope, hidden, config.eps, centred=config.centred_norms)
 
 
@@ -229,13 +210,13 @@ def _fields(keys: Keys, tensors: Tensors, num_layers: int) -> dict[str, Any]:  #
         fields["linear_value_heads_tiled"] = True
     if keys.arch == "qwen35":
         return fields | {"intermediate_size": keys.int("feed_forward_length")}
-    experts = keys.int("expert_count", high=1 << 16)
-    return fields | {
-        "num_experts": experts,
-        "num_experts_per_tok": keys.int("expert_used_count", high=experts),
-        "moe_intermediate_size": keys.int("expert_feed_forward_length"),
-        "shared_expert_intermediate_size": keys.int("expert_shared_feed_forward_length"),
-    }
+    return (
+        fields
+        | softmax_fields(keys)
+        | {
+            "shared_expert_intermediate_size": keys.int("expert_shared_feed_forward_length"),
+        }
+    )
 
 
 def _stored_layer_types(keys: Keys, num_layers: int) -> list[str]:
@@ -255,12 +236,13 @@ def _stored_layer_types(keys: Keys, num_layers: int) -> list[str]:
 def _keys(config: ModelConfig, text: Mapping[str, Any], head_layers: int) -> dict[str, Any]:
     c, moe = config.delta_net, config.moe
     assert c is not None
+    if config.dense_layers:
+        raise CheckpointError(
+            "config.json: some layers have no experts, which GGUF cannot say of this family"
+        )
     fields: dict[str, Any] = {"feed_forward_length": config.intermediate_size}
     if moe is not None:
-        fields = {
-            "expert_count": moe.num_experts,
-            "expert_used_count": moe.num_active,
-            "expert_feed_forward_length": moe.intermediate_size,
+        fields = expert_keys(config) | {
             "expert_shared_feed_forward_length": moe.shared_intermediate_size,
         }
     fields |= {

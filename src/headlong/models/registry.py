@@ -7,22 +7,28 @@ from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.checkpoint.names import NameMap, Naming
 from headlong.checkpoint.tensor_info import TensorInfo
 from headlong.errors import CheckpointError, ConfigError
-from headlong.models import gguf, llama, qwen2, qwen3, qwen3_5
+from headlong.models import gguf, glm4_moe, llama, mimo, mistral, qwen2, qwen3, qwen3_5, qwen3_moe
 from headlong.models.config import ModelConfig
 from headlong.models.family import Family
 
 FAMILIES: dict[str, Family] = {
     "llama": llama.FAMILY,
+    "mistral": mistral.FAMILY,
     "qwen2": qwen2.FAMILY,
+    "mimo": mimo.FAMILY,
     "qwen3": qwen3.FAMILY,
+    "qwen3_moe": qwen3_moe.FAMILY,
+    "glm4_moe": glm4_moe.FAMILY,
     "qwen3_5": qwen3_5.DENSE,
     "qwen3_5_text": qwen3_5.DENSE,
     "qwen3_5_moe": qwen3_5.MOE,
     "qwen3_5_moe_text": qwen3_5.MOE,
     "qwen3_next": qwen3_5.NEXT,
 }
-BY_ARCHITECTURE = {family.gguf.arch: family for family in FAMILIES.values() if family.gguf is not None}
-"""The families that have GGUF files, by the architecture's name there."""
+BY_ARCHITECTURE = {
+    family.gguf.arch: family for family in reversed(FAMILIES.values()) if family.gguf is not None
+}
+"""The families that have GGUF files, by the architecture's name there; of those that share one, the first."""
 
 
 def find(config: Mapping[str, Any]) -> Family:
@@ -57,7 +63,8 @@ def written_spec(config: Mapping[str, Any]) -> gguf.GgufSpec:
 
 def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
     """What config.json would say of the model in a GGUF file."""
-    return gguf.config_from_gguf(find_gguf(metadata)[1], metadata, tensors)
+    family, spec = find_gguf(metadata)
+    return gguf.config_from_gguf(spec, family.mtp, metadata, tensors)
 
 
 def gguf_metadata(config: Mapping[str, Any], *, head_layers: int) -> dict[str, Any]:
