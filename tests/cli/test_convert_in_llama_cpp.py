@@ -90,3 +90,14 @@ def test_tiny_llama(tmp_path: Path, rope_type: str) -> None:
     prompt = tiny.random_tokens(8192, 40, seed=2)
     (reply,) = generate(tmp_path / "out.gguf", [prompt], 24)
     assert reply.tokens == greedy(made, prompt, 24)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "qwen3_moe", "mistral", "glm4_moe"])
+def test_tiny_families(tmp_path: Path, family: str) -> None:
+    """Of random weights; the head of GLM is in the file too."""
+    sizes = {"vocab_size": 8192, "head": family == "glm4_moe"}
+    made = with_tokenizer(tiny.make(tmp_path / "tiny", family, seed=4, **sizes))
+    to_gguf(Checkpoint.open(made.folder), tmp_path / "out.gguf", type="f32")
+    prompt = tiny.random_tokens(8192, 40, seed=2)
+    (reply,) = generate(tmp_path / "out.gguf", [prompt], 24)
+    assert reply.tokens == greedy(made, prompt, 24)

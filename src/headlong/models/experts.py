@@ -27,7 +27,7 @@ def feed_forward(config: ModelConfig, index: int | None, scope: Scope) -> Mlp | 
 
 
 def softmax_experts(f: Fields, *, normalise: bool, shared: bool) -> MoeConfig:
-    """As Qwen's families spell them; a `shared` expert stands behind a gate."""
+    """Reads the fields that Qwen's families have; a `shared` expert stands behind a gate."""
     count, active = _counts(f, "num_experts")
     return MoeConfig(
         hidden_size=f.int("hidden_size"),
@@ -48,8 +48,8 @@ def layers_without_experts(f: Fields, count: int) -> frozenset[int]:
 
 
 def biased_experts(f: Fields) -> MoeConfig:
-    """As DeepSeek-V3 spells them, and who came after it: a bias for the choice, groups, shared experts without a
-    gate."""
+    """Reads the fields of DeepSeek-V3, and of who came after it: a bias for the choice, groups, shared experts without
+    a gate."""
     count, active = _counts(f, "n_routed_experts")
     scores, method = f.data.get("scoring_func", "sigmoid"), f.data.get("topk_method", "noaux_tc")
     if scores not in ("sigmoid", "softmax"):

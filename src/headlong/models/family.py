@@ -31,6 +31,10 @@ class Family:
     """What its MTP head is."""
     gguf: GgufSpec | None = None
     """What GGUF files call its tensors and sizes; None where there are no such files."""
+    releases: str = ""
+    """The names that people know its models by."""
+    oracle: str = "transformers"
+    """What its logits are compared with in the tests; with more words where its head has another one."""
 
     def model(self, config: ModelConfig, scope: Scope) -> DecoderModel:
         return DecoderModel(config, self.layer, scope)

@@ -65,6 +65,8 @@ def _keys(config: ModelConfig, text: Mapping[str, Any], head_layers: int) -> dic
 _LAYER = suffixed(ATTENTION | QK_NORMS | MLP | EXPERTS | {"post_attention_norm": "post_attention_layernorm"})
 
 FAMILY = Family(
+    releases="GLM-4.5, GLM-4.5-Air, GLM-4.6, GLM-4.7",
+    oracle="transformers, its MtpModel for the head",
     config=read_config,
     layer=decoder_layer,
     naming=NAMING,

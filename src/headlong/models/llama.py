@@ -50,6 +50,7 @@ def _order(name: str, config: ModelConfig) -> Order:
 
 
 FAMILY = Family(
+    releases="Llama 2, 3, 3.1 and 3.2, SmolLM2",
     config=read_config,
     layer=decoder_layer,
     gguf=GgufSpec(

@@ -7,6 +7,8 @@ from headlong.models.family import Family
 from headlong.models.head_spec import HeadSpec
 
 FAMILY = Family(
+    releases="MiMo-7B",
+    oracle="transformers' Qwen2, a slow head on its layer",
     config=qwen2.read_config,
     layer=decoder_layer,
     naming=Naming(

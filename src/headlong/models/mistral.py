@@ -18,4 +18,8 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
     return replace(llama.read_config({"max_position_embeddings": 131072, **f.data}), window=window)
 
 
-FAMILY = replace(llama.FAMILY, config=read_config)
+FAMILY = replace(
+    llama.FAMILY,
+    config=read_config,
+    releases="Mistral-7B (v0.1 up to its window), Mistral-Nemo, Mistral-Small-24B",
+)

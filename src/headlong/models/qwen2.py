@@ -20,6 +20,7 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
 
 
 FAMILY = Family(
+    releases="Qwen2 and Qwen2.5, DeepSeek-R1-Distill-Qwen",
     config=read_config,
     layer=decoder_layer,
     gguf=GgufSpec(GgufNames("qwen2", suffixed(ATTENTION | MLP | MLP_NORM)), "qwen2", "Qwen2ForCausalLM"),

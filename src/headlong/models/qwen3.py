@@ -26,6 +26,7 @@ def attention_of(f: Fields) -> AttentionConfig:
 
 
 FAMILY = Family(
+    releases="Qwen3 0.6B to 32B",
     config=read_config,
     layer=decoder_layer,
     gguf=GgufSpec(

@@ -268,16 +268,21 @@ def _rope_sections(pairs: int) -> list[int]:
 
 
 _NAMING = Naming(mlx=_stored_by_mlx)
+_ORACLE = "transformers, a slow head on its layer"
 _gguf = partial(GgufSpec, fields=_fields, keys=_keys, order=_order, runs_head=True)
 _LAYER = suffixed(ATTENTION | QK_NORMS | MLP | _LINEAR_ATTENTION)
 
 DENSE = Family(
+    releases="Qwen3.5, 3.6 and 3.8, dense",
+    oracle=_ORACLE,
     config=partial(read_config, moe=False, interleaved=False),
     layer=decoder_layer,
     naming=_NAMING,
     gguf=_gguf(GgufNames("qwen35", _LAYER | _BARE, _stored_in_gguf), "qwen3_5_text", "Qwen3_5ForCausalLM"),
 )
 MOE = Family(
+    releases="Qwen3.5, 3.6 and 3.8 with experts, as 35B-A3B",
+    oracle=_ORACLE,
     config=partial(read_config, moe=True, interleaved=False),
     layer=decoder_layer,
     naming=_NAMING,
@@ -287,4 +292,10 @@ MOE = Family(
         "Qwen3_5MoeForCausalLM",
     ),
 )
-NEXT = Family(config=partial(read_config, moe=True, interleaved=True), layer=decoder_layer, naming=_NAMING)
+NEXT = Family(
+    releases="Qwen3-Next-80B-A3B",
+    oracle=_ORACLE,
+    config=partial(read_config, moe=True, interleaved=True),
+    layer=decoder_layer,
+    naming=_NAMING,
+)

@@ -45,6 +45,7 @@ def _keys(config: ModelConfig, text: Mapping[str, Any], head_layers: int) -> dic
 
 
 FAMILY = Family(
+    releases="Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder",
     config=read_config,
     layer=decoder_layer,
     gguf=GgufSpec(

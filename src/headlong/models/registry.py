@@ -10,6 +10,7 @@ from headlong.errors import CheckpointError, ConfigError
 from headlong.models import gguf, glm4_moe, llama, mimo, mistral, qwen2, qwen3, qwen3_5, qwen3_moe
 from headlong.models.config import ModelConfig
 from headlong.models.family import Family
+from headlong.models.nearest import nearest
 
 FAMILIES: dict[str, Family] = {
     "llama": llama.FAMILY,
@@ -35,7 +36,10 @@ def find(config: Mapping[str, Any]) -> Family:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
-        raise ConfigError(f"config.json: model_type {kind!r} is not supported; Headlong serves {known}")
+        raise ConfigError(
+            f"config.json: model_type {kind!r} is not supported; Headlong serves {known}; "
+            f"{nearest(config, FAMILIES)}"
+        )
     return FAMILIES[kind]
 
 
@@ -45,7 +49,10 @@ def find_gguf(metadata: Mapping[str, Any]) -> tuple[Family, gguf.GgufSpec]:
     family = BY_ARCHITECTURE.get(arch) if isinstance(arch, str) else None
     if family is None or family.gguf is None:
         known = ", ".join(sorted(BY_ARCHITECTURE))
-        raise CheckpointError(f"general.architecture: {arch!r} is not supported; Headlong reads {known}")
+        raise CheckpointError(
+            f"general.architecture: {arch!r} is not supported; Headlong reads {known}; "
+            f"{nearest({'model_type': arch}, BY_ARCHITECTURE)}"
+        )
     return family, family.gguf
 
 
