@@ -15,12 +15,14 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from headlong.errors import CheckpointError, ConfigError, HeadlongError, RequestError
+from headlong.errors import BusyError, CheckpointError, ConfigError, HeadlongError, RequestError
 
 CLIENT_GONE = 499
 """The status of a request whose client left before its answer; nobody is sent it."""
 MAX_SHOWN = 200
 """Characters of a client's own value that are repeated in a message."""
+RETRY_SECONDS = 5
+"""When to come back to a server that had no room for a request."""
 _SHORT = reprlib.Repr()
 """Writes down the beginning of a value, however large it is."""
 _SHORT.maxlevel = _SHORT.maxdict = _SHORT.maxlist = 4
@@ -96,6 +98,10 @@ def as_api_error(error: BaseException) -> ApiError:
             str(error),
             param=found.group() if found else None,
             code="context_length_exceeded" if too_long else "invalid_value",
+        )
+    if isinstance(error, BusyError):
+        return ApiError(
+            503, str(error), type="server_error", code="busy", headers={"retry-after": str(RETRY_SECONDS)}
         )
     if isinstance(error, ConfigError | CheckpointError):
         return ApiError(400, str(error), code="model_not_usable")
