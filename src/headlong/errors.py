@@ -4,7 +4,8 @@
     ├── ConfigError        an option or a model config that cannot work
     ├── CheckpointError    files on disk: missing, damaged, or not what the model needs
     │   └── HeadError      the MTP head alone: absent, incomplete or unusable
-    └── RequestError       a prompt or sampling parameter out of range, or too much for this engine
+    ├── RequestError       a prompt or sampling parameter out of range, or too much for this engine
+    └── BusyError          no room for this request now; later it may be taken
 
 Broken invariants of our own are plain `assert`s, never one of these.
 """
@@ -28,3 +29,7 @@ class HeadError(CheckpointError):
 
 class RequestError(HeadlongError, ValueError):
     """A prompt, message or sampling parameter is invalid."""
+
+
+class BusyError(HeadlongError):
+    """There is no room for this now; the same request may be taken later."""

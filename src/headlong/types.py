@@ -24,6 +24,16 @@ class Constraint(Protocol):
         """Why the output cannot be followed further; the row ends there."""
         ...
 
+    @property
+    def slow(self) -> bool:
+        """Whether masks take so long that others should not wait for them."""
+        ...
+
+    def ready(self, seconds: float = 0.0) -> bool:
+        """Whether the mask after what was emitted is there, or is made in a moment. Where masks are slow it is made
+        meanwhile; nothing else may be asked until it is there. Waits for it for so long."""
+        ...
+
     def advance(self, tokens: Sequence[int]) -> int:
         """Follows tokens that were emitted. Returns how many of them the constraint allows: all, unless `failure` is
         set."""

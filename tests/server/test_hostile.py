@@ -3,10 +3,13 @@
 import json
 import re
 import socket
+import threading
 import time
 
 import pytest
 
+from headlong.server import compilers
+from headlong.text import grammar_cost
 from support.serving import RunningServer
 
 CHAT = "/v1/chat/completions"
@@ -131,6 +134,19 @@ GRAMMARS = [
     "%import x",
     "start: /(/",
     "💥",
+    *[
+        f"start: A\nA: {joint.join(f'/([ab]{{{count}}})*/' for count in counts)}"
+        for joint in (" & ", " & ~")
+        for counts in ((101, 103, 107, 109), (9973, 9967), (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37))
+    ],
+    "start: A\nA: /(([ab]{50}){50}){50}/ & /(([ab]{49}){49}){49}/",
+    "start: A\nA: ~/(.|\\n)*a(.|\\n){300}/ & ~/(.|\\n)*b(.|\\n){299}/",
+    'start: s\ns: "a" | s s | s s s',
+    "start: s+\ns: /[a-z]*/ /[a-z]*/ /[a-z]*/ | s s",
+    "start: "
+    + " | ".join(f"r{n}" for n in range(300))
+    + "".join(f"\nr{n}: /[a-z]*{n}[a-z]*/" for n in range(300)),
+    "start: r0" + "".join(f"\nr{n}: r{n + 1} r{n + 1}" for n in range(60)) + '\nr60: "a"',
 ]
 PATHS = [
     "/static/../../../etc/passwd",
@@ -221,7 +237,8 @@ def test_schemas(http, number):
         assert_refused(answer)
 
 
-def test_patterns_and_grammars(http):
+def test_patterns_and_grammars(http, monkeypatch):
+    monkeypatch.setattr(grammar_cost, "MAX_CPU_SECONDS", 0.3)
     forms = [{"type": "regex", "pattern": pattern} for pattern in PATTERNS]
     forms += [{"type": "grammar", "grammar": grammar} for grammar in GRAMMARS]
     refused = 0
@@ -231,6 +248,42 @@ def test_patterns_and_grammars(http):
             assert_refused(answer)
             refused += 1
     assert refused > len(forms) // 2
+
+
+def test_plain_requests_do_not_wait_for_grammars(running, monkeypatch):
+    """Whoever finds all compilers busy is told when to come back; whoever asks for no grammar notices nothing."""
+    monkeypatch.setattr(grammar_cost, "MAX_CPU_SECONDS", 0.1)
+    monkeypatch.setattr(compilers, "MAX_WAITING", 3)
+    answers = []
+
+    def ask(number: int) -> None:
+        lark = f"start: A\nA: /([ab]{{{101 + number}}})*/ & /([ab]{{103}})*/ & /([ab]{{107}})*/ & /([ab]{{109}})*/"
+        form = {"type": "grammar", "grammar": lark}
+        with running.client() as own:
+            answers.append(own.post(CHAT, json=GOOD | {"response_format": form}))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(24)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.2)
+    slowest = 0.0
+    with running.client() as http:
+        while any(thread.is_alive() for thread in threads):
+            started = time.monotonic()
+            assert http.post(CHAT, json=GOOD).status_code == 200
+            slowest = max(slowest, time.monotonic() - started)
+    for thread in threads:
+        thread.join()
+    assert slowest < 3
+    statuses = {answer.status_code for answer in answers}
+    assert statuses == {400, 503}
+    for answer in answers:
+        assert_refused(answer) if answer.status_code == 400 else assert_busy(answer)
+
+
+def assert_busy(answer) -> None:
+    assert answer.status_code == 503 and int(answer.headers["retry-after"]) >= 1
+    assert "again later" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -50,6 +50,11 @@ class RunningServer:
         assert not self._thread.is_alive(), "the server did not stop"
 
     @property
+    def server_thread(self) -> str:
+        """The name of the thread of the event loop."""
+        return self._thread.name
+
+    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 

@@ -22,6 +22,9 @@ from headlong.types import Plan, RowOutput, RowPlan, Verdict
 FlushDeferred = Callable[[Iterable[str]], None]
 """Told which rows' pages are about to be offered to others: what was put off for them is to be written now."""
 
+MOMENT = 0.02
+"""The seconds for which a step waits for a row's mask where there is nothing else to do."""
+
 
 def _nothing_deferred(_row_ids: Iterable[str]) -> None:
     pass
@@ -77,10 +80,11 @@ class Scheduler:
     def plan(self) -> Plan:
         self.begin()
         self._admit_urgent()
-        depths, plans = self._choose_depths(), []
+        resting = self._resting()
+        depths, plans = self._choose_depths(resting), []
         budget = self._prompt_budget(depths)
         for row in list(self.running):
-            if not self._may_run(row) or row not in self.running:
+            if not self._may_run(row) or row not in self.running or row.id in resting:
                 continue  # the latter was put back a moment ago, to make room for one before it
             row_plan = self._plan_row(row, budget, depths.get(row.id, 0))
             if row_plan is not None:
@@ -240,13 +244,24 @@ class Scheduler:
     def _num_unread(self, rows: Iterable[Row]) -> int:
         return sum(row.num_tokens - self.state.rows[row.id].length for row in rows if not row.decoding)
 
-    def _choose_depths(self) -> Mapping[str, int]:
-        wishes = {row.id: self._wish(row) for row in self.running if row.decoding}
+    def _resting(self) -> frozenset[str]:
+        """The rows whose masks are still being made. Others go on without them; where there are none, a moment is
+        waited for one of them."""
+        slots = {row.id: self.state.rows[row.id].slot for row in self.running if row.decoding}
+        resting = [row_id for row_id, slot in slots.items() if not self.table.is_ready(slot)]
+        if resting and len(resting) == len(self.running):
+            resting = [row_id for row_id in resting if not self.table.is_ready(slots[row_id], MOMENT)]
+        return frozenset(resting)
+
+    def _choose_depths(self, resting: frozenset[str]) -> Mapping[str, int]:
+        wishes = {row.id: self._wish(row) for row in self.running if row.decoding and row.id not in resting}
         unread = min(self._num_unread(self.running), self.chunk_tokens)
         return self.depths.choose(wishes, unread) if wishes else {}
 
     def _wish(self, row: Row) -> Wish:
         limit, sampled = min(row.depth_limit, self.state.max_drafts), not row.request.params.greedy
+        if self.table.is_slow(self.state.rows[row.id].slot):
+            limit = 0
         return Wish(limit, row.request.adaptive, sampled=sampled, apart=row.asks_host)
 
     def _plan_row(self, row: Row, budget: int, depth: int) -> RowPlan | None:

@@ -71,7 +71,7 @@ class Service:
         return cls(
             engine=engine,
             folder=folder,
-            text=TextCodec(str(folder), tokenizer, template),
+            text=TextCodec(str(folder), tokenizer, template, engine.max_len),
             eos_ids=eos_ids,
             recommended=recommended,
             head_refusal=None if engine.max_drafts else built.head_refusal,

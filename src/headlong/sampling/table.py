@@ -92,6 +92,16 @@ class SamplingTable:
         self.constraints.pop(slot, None)
         self.seen.pop(slot, None)
 
+    def is_ready(self, slot: int, seconds: float = 0.0) -> bool:
+        """Whether the slot's next step can be computed without waiting for its constraint; waits for so long."""
+        constraint = self.constraints.get(slot)
+        return constraint is None or constraint.ready(seconds)
+
+    def is_slow(self, slot: int) -> bool:
+        """Whether the slot's masks take long, so that a step should need no more than the next one."""
+        constraint = self.constraints.get(slot)
+        return constraint is not None and constraint.slow
+
     def commit(self, slot: int, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], str | None]:
         """What of a step's tokens stands under the slot's constraint, and why the row must end if it must."""
         constraint = self.constraints.get(slot)

@@ -9,9 +9,10 @@ from starlette.requests import ClientDisconnect, Request
 
 from headlong.server.errors import ApiError, from_validation
 from headlong.server.sifting import Sifted, sift
+from headlong.server.weighing import MAX_COST, cost
 
 Schema = TypeVar("Schema", bound=BaseModel)
-LARGE = 1 << 18
+LARGE = 1 << 15
 """Bodies of so many bytes are read beside the event loop."""
 
 
@@ -33,6 +34,12 @@ async def read_json(request: Request, schema: type[Schema], *, optional: bool = 
 
 
 def _read(body: bytes, schema: type[Schema], strict: bool) -> tuple[Schema, Sifted]:
+    if cost(body) > MAX_COST:
+        raise ApiError(
+            400,
+            "body: has more than a million values, or fifty thousand fields; send fewer",
+            code="invalid_value",
+        )
     try:
         given = from_json(body, allow_inf_nan=False)
     except ValueError as error:

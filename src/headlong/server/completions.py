@@ -81,7 +81,7 @@ def _prompt(model: Model, body: CompletionRequest, prompt: str | list[int]) -> t
         raise RequestError("echo: does not go with suffix; remove one of them")
     if codec.tokenizer is None:
         raise RequestError("suffix: this model has no tokenizer.json; remove it")
-    return fill_in(codec.tokenizer, prompt, body.suffix)
+    return fill_in(codec.tokenizer, prompt, body.suffix, most=codec.most_tokens)
 
 
 class CompletionEncoder:

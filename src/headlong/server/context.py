@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from headlong.server.admission_limit import AdmissionLimit
 from headlong.server.auth import Auth
+from headlong.server.compilers import Compilers
 from headlong.server.error_counts import ErrorCounts
 from headlong.server.left_out import LeftOut
 from headlong.server.observer import Observer
@@ -26,4 +27,5 @@ class Server:
     registry: CollectorRegistry
     responses: ResponseStore
     left_out: LeftOut = field(default_factory=LeftOut)
+    compilers: Compilers = field(default_factory=Compilers)
     started: float = field(default_factory=time.monotonic)

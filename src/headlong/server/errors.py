@@ -8,18 +8,25 @@ that says nothing of the inside.
 """
 
 import re
+import reprlib
 from collections.abc import Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from headlong.errors import CheckpointError, ConfigError, HeadlongError, RequestError
+from headlong.errors import BusyError, CheckpointError, ConfigError, HeadlongError, RequestError
 
 CLIENT_GONE = 499
 """The status of a request whose client left before its answer; nobody is sent it."""
 MAX_SHOWN = 200
 """Characters of a client's own value that are repeated in a message."""
+RETRY_SECONDS = 5
+"""When to come back to a server that had no room for a request."""
+_SHORT = reprlib.Repr()
+"""Writes down the beginning of a value, however large it is."""
+_SHORT.maxlevel = _SHORT.maxdict = _SHORT.maxlist = 4
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 2 * MAX_SHOWN
 _SCALARS = ("str", "int", "float", "bool", "dict", "none")
 """Words that pydantic puts into paths for the alternatives of a union; no field has one of these names."""
 _WORDS = {"ge": "from {}", "gt": "above {}", "le": "to {}", "lt": "below {}", "most": "and at most {}"}
@@ -92,6 +99,10 @@ def as_api_error(error: BaseException) -> ApiError:
             param=found.group() if found else None,
             code="context_length_exceeded" if too_long else "invalid_value",
         )
+    if isinstance(error, BusyError):
+        return ApiError(
+            503, str(error), type="server_error", code="busy", headers={"retry-after": str(RETRY_SECONDS)}
+        )
     if isinstance(error, ConfigError | CheckpointError):
         return ApiError(400, str(error), code="model_not_usable")
     if isinstance(error, HeadlongError):
@@ -116,7 +127,7 @@ def from_validation(
     if details["type"] == "missing":
         return ApiError(400, f"{param}: is missing", param=param, code="missing_required_parameter")
     wanted = None if schema is None else _bounds(schema, details)
-    given = repr(details.get("input"))
+    given = _SHORT.repr(details.get("input"))
     shown = given if len(given) <= MAX_SHOWN else f"{given[:MAX_SHOWN]}…"
     reason = f"{param}: {wanted or details['msg'].removeprefix('Value error, ')}"
     return ApiError(400, f"{reason} (given: {shown})", param=param, code="invalid_value", reason=reason)

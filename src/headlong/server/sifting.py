@@ -8,11 +8,13 @@ and its `rules`; knows no endpoint, and reads nothing inside values that are the
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
+from annotated_types import MaxLen
 from pydantic import AliasChoices, BaseModel, Discriminator
 
 from headlong.server.errors import ApiError
@@ -20,8 +22,10 @@ from headlong.server.schemas.base import Strict
 from headlong.server.schemas.rules import Renamed, Rule, Unsupported, WithoutEffect
 from headlong.server.spelling import nearest
 
-MAX_OBJECTS = 400_000
+MAX_OBJECTS = 30_000
 """The most JSON objects of a body that schemas may concern."""
+MAX_FIELDS = 1000
+"""The most fields of one such object, unknown ones included."""
 MAX_NOTED = 32
 """The most distinct names of each kind that are remembered; the others are counted."""
 MAX_COMPARED = 8
@@ -90,12 +94,17 @@ class _Sieve:
         self._objects += 1
         if self._objects > MAX_OBJECTS:
             raise ApiError(400, f"body: has more than {MAX_OBJECTS} objects; send less", code="invalid_value")
+        if len(given) > MAX_FIELDS:
+            raise _too_many(where, len(given), MAX_FIELDS, "fields")
         fields, rules, kept = fields_of(schema), rules_of(schema), {}
+        most = most_of(schema)
         others: list[tuple[str, dict[str, Any]]] = []
         for name, value in given.items():
             if value is None:
                 continue
             if name in fields:
+                if isinstance(value, list | dict) and len(value) > most.get(name, math.inf):
+                    raise _too_many((*where, name), len(value), most[name], "entries")
                 shape = fields[name]
                 kept[name] = value if shape is None else self._inside(value, shape, (*where, name), place)
             elif isinstance(rule := rules.get(name), Renamed):
@@ -173,6 +182,12 @@ def path_of(where: Where) -> str:
     return text
 
 
+def _too_many(where: Where, count: int, most: int, what: str) -> ApiError:
+    path = path_of(where)
+    told = f"{path or 'body'}: has {count} {what}, and at most {most} are taken; send less"
+    return ApiError(400, told, param=path or None, code="invalid_value")
+
+
 def _unknown_field(name: str, schema: type[Strict], where: Where) -> ApiError:
     path, near = path_of((*where, name)), nearest(name, candidates_of(schema))
     told = "this field is not supported; remove it" if near is None else f"is not known; did you mean {near}?"
@@ -189,6 +204,33 @@ def fields_of(schema: type[Strict]) -> Mapping[str, Shape | None]:
         names = alias.choices if isinstance(alias, AliasChoices) else [alias]
         found |= dict.fromkeys(map(str, names), _shape(hints[name]))
     return found
+
+
+@functools.cache
+def most_of(schema: type[Strict]) -> Mapping[str, int]:
+    """How many entries the lists and objects of a schema's fields may have, by the names of `fields_of`."""
+    found: dict[str, int] = {}
+    for name, info in schema.model_fields.items():
+        own = [one.max_length for one in info.metadata if isinstance(one, MaxLen)]
+        lengths = own + _lengths(info.annotation)
+        if lengths and _members(info.annotation)[0] != [str]:
+            alias = info.validation_alias or name
+            names = alias.choices if isinstance(alias, AliasChoices) else [alias]
+            found |= dict.fromkeys(map(str, names), max(lengths))
+    return found
+
+
+def _lengths(annotation: Any) -> list[int]:
+    """The bounds that a type's alternatives set to the lengths of lists."""
+    if get_origin(annotation) is Annotated:
+        inner, *metadata = get_args(annotation)
+        if get_origin(inner) in (list, dict):
+            bounds = [(one, *getattr(one, "metadata", ())) for one in metadata]
+            return [one.max_length for each in bounds for one in each if isinstance(one, MaxLen)]
+        return _lengths(inner)
+    if get_origin(annotation) in (Union, UnionType):
+        return [length for one in get_args(annotation) for length in _lengths(one)]
+    return []
 
 
 @functools.cache

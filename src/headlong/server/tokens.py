@@ -2,6 +2,9 @@
 tabbyAPI does: the model's own tokenizer."""
 
 import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,11 +13,14 @@ from headlong.errors import RequestError
 from headlong.server.body import read_json
 from headlong.server.model import Model
 from headlong.server.prompting import render
-from headlong.server.reply import JsonReply
+from headlong.server.reply import JsonReply, dumps
 from headlong.server.schemas.chat import ChatRequest
 from headlong.server.schemas.completions import DecodeRequest, EncodeRequest
 from headlong.server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from headlong.text.tokenizer import Tokenizer
+
+PART = 1 << 13
+"""The entries of a list that are written at once."""
 
 
 async def tokenize(request: Request) -> Response:
@@ -27,26 +33,46 @@ async def tokenize(request: Request) -> Response:
         )
     pool, admin = request.app.state.server.pool, request.state.caller.admin
     async with pool.lease(body.model, admin=admin) as model:
-        tokenizer = _tokenizer(model)
-        tokens = await asyncio.to_thread(_tokens, model, body)
-        if body.content is not None:
-            pieces = [{"id": token, "piece": _piece(tokenizer, token)} for token in tokens]
-            return JsonReply({"tokens": pieces if body.with_pieces else tokens})
-        names = [tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
-        longest = model.client.description.max_len
-    return JsonReply({"count": len(tokens), "max_model_len": longest, "tokens": tokens, "token_strs": names})
+        return await asyncio.to_thread(_tokenized, model, body)
 
 
-def _tokens(model: Model, body: TokenizeRequest) -> list[int]:
-    tokenizer = _tokenizer(model)
-    if body.prompt is not None:
-        return tokenizer.encode(body.prompt, body.add_special_tokens is not False)
+def _tokenized(model: Model, body: TokenizeRequest) -> Response:
+    tokenizer, tokens = _tokenizer(model), _tokens(model, body)
     if body.content is not None:
-        return tokenizer.encode(body.content, bool(body.add_special))
+        pieces = ({"id": token, "piece": _piece(tokenizer, token)} for token in tokens)
+        return _listed({}, tokens=pieces if body.with_pieces else tokens)
+    names = (tokenizer.token_text(token) for token in tokens)
+    told = {"count": len(tokens), "max_model_len": model.client.description.max_len}
+    if not body.return_token_strs:
+        return _listed(told | {"token_strs": None}, tokens=tokens)
+    return _listed(told, tokens=tokens, token_strs=names)
+
+
+def _listed(told: dict[str, Any], **lists: Iterable[Any]) -> Response:
+    """An answer with long lists, written part by part: other threads run in between."""
+    text = dumps(told)[:-1]
+    for name, items in lists.items():
+        parts = [dumps(part)[1:-1] for part in _parts(items)]
+        text += f'{"," if len(text) > 1 else ""}"{name}":[{",".join(parts)}]'
+    return Response((text + "}").encode("utf-8", "replace"), media_type=JsonReply.media_type)
+
+
+def _parts(items: Iterable[Any]) -> Iterator[list[Any]]:
+    rest = iter(items)
+    while part := list(islice(rest, PART)):
+        yield part
+
+
+def _tokens(model: Model, body: TokenizeRequest) -> Sequence[int]:
+    codec = model.client.text
+    if body.prompt is not None:
+        return codec.encode(body.prompt, body.add_special_tokens is not False)
+    if body.content is not None:
+        return codec.encode(body.content, bool(body.add_special))
     if body.add_special_tokens:
         raise RequestError("add_special_tokens: the template writes those of messages; leave it out")
     asked = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
-    return list(render(model, ChatRequest(**{name: getattr(body, name) for name in asked})).tokens)
+    return render(model, ChatRequest(**{name: getattr(body, name) for name in asked})).tokens
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
@@ -71,8 +97,13 @@ async def encode(request: Request) -> Response:
     body = await read_json(request, EncodeRequest)
     pool, admin = request.app.state.server.pool, request.state.caller.admin
     async with pool.lease(body.model, admin=admin) as model:
-        tokens = await asyncio.to_thread(_tokenizer(model).encode, body.text, body.add_special_tokens)
-    return JsonReply({"tokens": tokens, "length": len(tokens)})
+        return await asyncio.to_thread(_encoded, model, body)
+
+
+def _encoded(model: Model, body: EncodeRequest) -> Response:
+    _tokenizer(model)
+    tokens = model.client.text.encode(body.text, body.add_special_tokens)
+    return _listed({"length": len(tokens)}, tokens=tokens)
 
 
 async def decode(request: Request) -> Response:

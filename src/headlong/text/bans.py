@@ -73,6 +73,11 @@ class BanConstraint:
         self._bans = bans
         self._state = 0
 
+    slow = False
+
+    def ready(self, seconds: float = 0.0) -> bool:  # noqa: ARG002
+        return True
+
     def advance(self, tokens: Sequence[int]) -> int:
         for token in tokens:
             self._state = self._bans.after(self._state, token)

@@ -13,6 +13,8 @@ from headlong.text.tokenizer import Tokenizer
 
 _END = "\ue000headlong\ue001"
 """Marks the end of a message that is continued, wherever a template puts it: characters for private use."""
+CONTEXTS = 4
+"""So many times an engine's context is the most that a text is encoded of."""
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
 
@@ -25,6 +27,14 @@ class TextCodec:
     """Where the model's files are; complaints name it."""
     tokenizer: Tokenizer | None
     template: ChatTemplate | None
+    max_len: int | None = None
+    """The context of the engine that reads the tokens; None where nobody said."""
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most tokens that a text may have. More than fit the context: whoever counts tokens or has prompts cut
+        sends such texts."""
+        return None if self.max_len is None else CONTEXTS * self.max_len
 
     def encode(self, prompt: Prompt, add_special_tokens: bool = True) -> tuple[int, ...]:
         """The tokens of a text; token ids are passed on as they are."""
@@ -36,7 +46,7 @@ class TextCodec:
             raise RequestError(
                 f"prompt is text, but {self.origin} has no tokenizer.json; pass token ids or add the file"
             )
-        return tuple(self.tokenizer.encode(prompt, add_special_tokens))
+        return self._encode(prompt, add_special_tokens)
 
     def encode_chat(self, messages: Sequence[Message], **variables: Any) -> tuple[int, ...]:
         """The tokens of a conversation; further keywords go to the chat template."""
@@ -67,5 +77,8 @@ class TextCodec:
 
     def encode_rendered(self, text: str) -> tuple[int, ...]:
         """The tokens of a text that a template wrote: special tokens are in it already."""
-        assert self.tokenizer is not None, "rendering needed one"
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        return self._encode(text, False)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        assert self.tokenizer is not None, "whoever has a text for it asked for one"
+        return tuple(self.tokenizer.encode(text, add_special_tokens, most=self.most_tokens))

@@ -5,7 +5,9 @@ the grammar describes, then the end of the sequence. Knows tokens, their bytes a
 no model and no sampling.
 """
 
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from threading import Lock
 from typing import Literal, TypeVar
@@ -20,16 +22,30 @@ Answer = TypeVar("Answer")
 MAX_GAP_TOKENS = 4
 """The most white-space tokens between the marker and the grammar's text. Models write a blank line there, and without
 a limit might write white space for ever."""
+MAX_MASK_SECONDS = 0.004
+"""The processor time of a mask that others may wait for."""
+WARY_MASKS = 16
+"""A mask that took longer makes so many that follow it be made aside."""
+BYTES_PER_SECOND = 32 << 20
+"""What a lexer may grow by while it makes masks."""
 
 
 class CompiledGrammar:
     """A compiled grammar, from which any number of matchers can be made. The library's copies of a matcher share one
     lexer, which makes copies cheap; a lexer that ran into a limit is useless to all of them."""
 
-    def __init__(self, prototype: LLMatcher, rebuild: Callable[[], LLMatcher]) -> None:
+    def __init__(self, prototype: LLMatcher, rebuild: Callable[[], LLMatcher], num_bytes: int = 0) -> None:
         self._prototype = prototype
+        self._num_bytes = num_bytes
+        self.seconds = 0.0
+        """Processor time that masks took with the present lexer. What takes time is making states, which stay."""
         self._rebuild = rebuild
         self._lock = Lock()
+
+    @property
+    def num_bytes(self) -> int:
+        """An estimate of its size, with what its lexer has grown by."""
+        return self._num_bytes + int(self.seconds * BYTES_PER_SECOND)
 
     def matcher(self) -> LLMatcher:
         """A new matcher at the beginning of the grammar."""
@@ -43,7 +59,7 @@ class CompiledGrammar:
         except (RequestError, TimeoutError) as error:  # it was built before; now the machine is too busy
             raise MatcherFailed(f"it cannot be compiled again ({error!r})") from error
         with self._lock:
-            self._prototype = fresh
+            self._prototype, self.seconds = fresh, 0.0
 
 
 class MatcherFailed(Exception):
@@ -57,10 +73,21 @@ class Matcher:
     def __init__(self, grammar: CompiledGrammar) -> None:
         self._grammar = grammar
         self._read: list[int] = []
+        self._wary = 0
+        """The masks to come that are taken to be slow."""
         self._restart()
 
+    @property
+    def slow(self) -> bool:
+        """Whether one of the last masks took long."""
+        return self._wary > 0
+
     def mask(self) -> bytes:
-        return self._ask(lambda matcher: matcher.compute_bitmask())
+        started = time.thread_time()
+        mask = self._ask(lambda matcher: matcher.compute_bitmask())
+        took_long = time.thread_time() - started > MAX_MASK_SECONDS
+        self._wary = WARY_MASKS if took_long else max(0, self._wary - 1)
+        return mask
 
     def take(self, token: int) -> bool:
         """Reads a token; False, and no change, if the grammar does not allow it here."""
@@ -92,7 +119,9 @@ class Matcher:
         more before `MatcherFailed` is raised."""
         why = ""
         for _ in range(2):
+            started = time.thread_time()
             answer = question(self._matcher)
+            self._grammar.seconds += time.thread_time() - started
             if answer is not None and not self._matcher.is_error():
                 return answer
             why = self._matcher.get_error()
@@ -110,6 +139,10 @@ def explain(error: str) -> str:
     if not error or error.startswith("NoExtensionBias"):
         return "no token can come next"
     return " ".join(error.replace("<non-verbose/>", "").split())[:600]
+
+
+_aside = ThreadPoolExecutor(1, "headlong-masks")
+"""Makes slow masks one after the other, so that they take no more than one processor from the model."""
 
 
 @dataclass(slots=True)
@@ -139,6 +172,25 @@ class GrammarConstraint:
         """The drafts that were read on trial after the accepted output."""
         self._positions = [_Position("text" if marker is None else "free", 0, 0)]
         """The position at the end of the accepted output, and the one after each of the drafts."""
+        self._pending: Future[bytes | None] | None = None
+        """The mask after the accepted output, while another thread makes it."""
+
+    @property
+    def slow(self) -> bool:
+        return self._matcher.slow
+
+    def ready(self, seconds: float = 0.0) -> bool:
+        if self._pending is None:
+            position = self._positions[0]
+            if not self.slow or position.asked or position.part not in ("gap", "text") or self.failure:
+                return True
+            self._pending = _aside.submit(self._mask, 0)
+        wait([self._pending], seconds)
+        if not self._pending.done():
+            return False
+        pending, self._pending = self._pending, None
+        pending.result()
+        return True
 
     def advance(self, tokens: Sequence[int]) -> int:
         if self.failure is not None:

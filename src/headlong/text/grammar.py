@@ -6,8 +6,10 @@ the tokenizer and the grammar library, no model.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -15,10 +17,11 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from headlong.errors import RequestError
+from headlong.errors import BusyError, RequestError
 from headlong.params import Grammar
 from headlong.text.bans import BanConstraint, Bans
 from headlong.text.constraint import CompiledGrammar, GrammarConstraint, explain
+from headlong.text.grammar_cost import LIMITS, STACK_BYTES, Cost, TooCostly, is_plain, measure
 from headlong.text.grammar_source import refusal, translate
 from headlong.text.tokenizer import Tokenizer
 from headlong.text.vocabulary import Marker, Vocabulary
@@ -28,11 +31,10 @@ MAX_CACHED = 32
 MAX_MARKER_CHARS = 256
 MAX_SECONDS = 10.0
 MAX_AT_ONCE = 4
-STACK_BYTES = 256 << 20
-"""The stack of a compiling thread. The library recurses from rule to rule; a chain of some thousand rules overruns a
-usual stack and ends the process."""
-MAX_LEXER_STATES = 50_000
-"""The most states of a grammar's lexer. A state takes a kilobyte or two, and grammars stay cached."""
+PLAIN_BYTES = 1 << 18
+"""The least that a compiled grammar is counted as."""
+MAX_CACHED_BYTES = 256 << 20
+"""The most memory, as far as it can be estimated, of the grammars that are kept for other requests."""
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -46,9 +48,11 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._size = vocab_size
         self._eos_ids = frozenset(token for token in eos_ids if token < vocab_size)
-        self._compiled: _Recent[Grammar, CompiledGrammar] = _Recent(MAX_CACHED)
-        self._markers: _Recent[str, Marker] = _Recent(MAX_CACHED)
-        self._bans: _Recent[tuple[tuple[str, ...], bool], Bans] = _Recent(MAX_CACHED)
+        self._compiled: Recent[Grammar, CompiledGrammar] = Recent(
+            MAX_CACHED, lambda grammar: grammar.num_bytes
+        )
+        self._markers: Recent[str, Marker] = Recent(MAX_CACHED)
+        self._bans: Recent[tuple[tuple[str, ...], bool], Bans] = Recent(MAX_CACHED)
         self._lock = threading.Lock()
         self._vocabulary: tuple[Vocabulary, LLTokenizer] | None = None
 
@@ -87,12 +91,18 @@ class GrammarCompiler:
         return b"" if token in self._eos_ids else self._tokenizer.token_bytes(token)
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
-        build = partial(self._build, grammar)
-        return CompiledGrammar(bounded(grammar, build), lambda: _deeply(build).result(MAX_SECONDS))
+        stay_here()
+        vocabulary, _ = self._of_library()
+        text, num_bytes = translate(grammar), PLAIN_BYTES
+        if not is_plain(grammar):
+            specials = tuple(vocabulary.tokens[token] for token in vocabulary.special_token_ids)
+            num_bytes += cost(grammar, text, specials, self._size).num_bytes
+        build = partial(self._build, grammar, text)
+        return CompiledGrammar(bounded(grammar, build), lambda: _deeply(build).result(MAX_SECONDS), num_bytes)
 
-    def _build(self, grammar: Grammar) -> LLMatcher:
-        limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
-        matcher = LLMatcher(self._of_library()[1], translate(grammar), log_level=0, limits=limits)
+    def _build(self, grammar: Grammar, text: str) -> LLMatcher:
+        limits = LLParserLimits(**LIMITS)
+        matcher = LLMatcher(self._of_library()[1], text, log_level=0, limits=limits)
         if matcher.is_error():
             raise refusal(grammar, explain(matcher.get_error()))
         if warnings := matcher.get_grammar_warnings():
@@ -140,12 +150,14 @@ class GrammarCompiler:
             return self._vocabulary
 
 
-class _Recent(Generic[Key, Value]):
-    """A cache of the values that were asked for last. Values are made outside the lock, so two threads may make the
-    same one, of which one is kept."""
+class Recent(Generic[Key, Value]):
+    """A cache of the values that were asked for last, of bounded number and bytes. Values are made outside the lock, so
+    two threads may make the same one, of which one is kept."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, num_bytes: Callable[[Value], int] = lambda _: 0) -> None:
+        """`num_bytes` says how large a value is now; it may grow."""
         self._size = size
+        self._num_bytes = num_bytes
         self._values: OrderedDict[Key, Value] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -153,14 +165,56 @@ class _Recent(Generic[Key, Value]):
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
-                return self._values[key]
+                value = self._values[key]
+                self._shrink()
+                return value
         value = make()
         with self._lock:
             value = self._values.setdefault(key, value)
             self._values.move_to_end(key)
-            while len(self._values) > self._size:
-                self._values.popitem(last=False)
+            self._shrink()
         return value
+
+    def _shrink(self) -> None:
+        taken = sum(map(self._num_bytes, self._values.values()))
+        while self._values and (len(self._values) > self._size or taken > MAX_CACHED_BYTES):
+            _, gone = self._values.popitem(last=False)
+            taken -= self._num_bytes(gone)
+
+
+_here: ContextVar[bool] = ContextVar("grammars may be compiled here", default=True)
+
+
+class CompileElsewhere(Exception):
+    """A grammar has to be compiled, which may take a while, in a thread that must not wait."""
+
+
+@contextmanager
+def not_compiling() -> Iterator[None]:
+    """Inside of it, grammars that have to be compiled raise `CompileElsewhere`."""
+    token = _here.set(False)
+    try:
+        yield
+    finally:
+        _here.reset(token)
+
+
+def stay_here() -> None:
+    """Raises `CompileElsewhere` where grammars are not compiled."""
+    if not _here.get():
+        raise CompileElsewhere
+
+
+def cost(grammar: Grammar, text: str, specials: tuple[bytes, ...] = (), size: int = 0) -> Cost:
+    """What the grammar costs in the library's form. Raises `RequestError` where that is too much or it is wrong."""
+    stay_here()
+    try:
+        found = measure(text, specials, size)
+    except TooCostly as error:
+        raise refusal(grammar, str(error), "simplify it") from error
+    if found.error:
+        raise refusal(grammar, explain(found.error))
+    return found
 
 
 _places = threading.BoundedSemaphore(MAX_AT_ONCE)
@@ -168,10 +222,10 @@ _starting = threading.Lock()
 
 
 def bounded(grammar: Grammar, work: Callable[[], Value]) -> Value:
-    """What `work` makes of a grammar somebody sent, on a deep stack and in `MAX_SECONDS` at most. A thread inside
-    the library cannot be stopped; one that was given up keeps its place until it is done, so that few can run."""
+    """What `work` makes of a grammar whose cost is known to be bounded, on a deep stack and in `MAX_SECONDS` at most.
+    A thread that was given up, on a machine that is busy, keeps its place until it is done, so that few can run."""
     if not _places.acquire(timeout=MAX_SECONDS):
-        raise refusal(grammar, "others are still being compiled", "try again later")
+        raise BusyError("grammar: others are being compiled; try again later")
     try:
         result = _deeply(work)
     except RuntimeError:

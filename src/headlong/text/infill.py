@@ -15,9 +15,11 @@ WORDS = (
 """What stands before the text before the gap, before the text after it, and before what fills it."""
 
 
-def fill_in(tokenizer: Tokenizer, before: str | Sequence[int], after: str) -> tuple[int, ...]:
-    """The prompt that asks for what stands between two texts. Raises `RequestError` if the model knows no such
-    prompt."""
+def fill_in(
+    tokenizer: Tokenizer, before: str | Sequence[int], after: str, *, most: int | None = None
+) -> tuple[int, ...]:
+    """The prompt that asks for what stands between two texts, of at most `most` tokens each. Raises `RequestError` if
+    the model knows no such prompt."""
     found = next(
         (words for words in WORDS if all(tokenizer.token_id(word) is not None for word in words)), None
     )
@@ -28,5 +30,5 @@ def fill_in(tokenizer: Tokenizer, before: str | Sequence[int], after: str) -> tu
         )
     start, hole, end = (tokenizer.token_id(word) for word in found)
     assert start is not None and hole is not None and end is not None
-    prefix = tokenizer.encode(before, add_special_tokens=False) if isinstance(before, str) else before
-    return (start, *prefix, hole, *tokenizer.encode(after, add_special_tokens=False), end)
+    prefix = tokenizer.encode(before, False, most=most) if isinstance(before, str) else before
+    return (start, *prefix, hole, *tokenizer.encode(after, False, most=most), end)

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 
 from headlong.errors import CheckpointError, RequestError
@@ -29,6 +29,12 @@ SPECIAL_NAMES = (
 MARKUP = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
 """Tokens by which a model structures its answer. Some vocabularies list them as special, others do not. They are always
 text here, since reasoning and tool calls could not be found in the output otherwise."""
+
+MANY_CHARS = 8
+"""Texts with more characters for each token that is allowed are read in part first."""
+MIN_PROBE_CHARS = 1 << 14
+MANY_IDS = 256
+MAX_WHY_CHARS = 200
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -95,19 +101,38 @@ class Tokenizer:
             path = folder / "tokenizer_config.json"
             raise CheckpointError(f"{path}: an entry is malformed ({error!r}); download it again") from error
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, *, most: int | None = None) -> list[int]:
         """Ids of `text`. Special tokens written out in the text are recognised either way;
-        `add_special_tokens` is only about those the tokenizer puts around it (BOS and the like)."""
+        `add_special_tokens` is only about those the tokenizer puts around it (BOS and the like). Other threads run
+        meanwhile. A text of more than `most` tokens is refused, and a much longer one is not read to its end."""
+        size = max(MIN_PROBE_CHARS, MANY_CHARS * (most or 0))
+        while most is not None and size < len(text):
+            # What is cut in two at the end of a part changes few tokens, never half of them.
+            if len(self._encoding(text[:size], False)) > 2 * most:
+                raise _too_long(most)
+            size *= 4
+        encoding = self._encoding(text, add_special_tokens)
+        if most is not None and len(encoding) > most:
+            raise _too_long(most)
+        return encoding.ids
+
+    def _encoding(self, text: str, add_special_tokens: bool) -> Encoding:
         try:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            # The library lets go of the interpreter's lock for batches alone.
+            return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         except (TypeError, UnicodeEncodeError) as error:
             raise RequestError(
                 "prompt: must be a string of valid Unicode; remove lone surrogates (\\ud800 to \\udfff)"
             ) from error
+        except BaseException as error:
+            raise _failure(error, "prompt") from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of `ids`; broken UTF-8 becomes U+FFFD and ids outside the vocabulary add nothing."""
-        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        """Text of `ids`; broken UTF-8 becomes U+FFFD and ids outside the vocabulary add nothing. Other threads run
+        meanwhile where there are many."""
+        if len(ids) < MANY_IDS:
+            return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return self._backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def token_bytes(self, token_id: int) -> bytes:
         """Exact bytes that one token adds to a text; b"" for an id outside the vocabulary.
@@ -167,6 +192,17 @@ class Tokenizer:
         if self._has_byte_fallback and (byte := _fallback_byte(token)) is not None:
             return bytes([byte])
         return (token.replace(self._space_mark, " ") if self._space_mark else token).encode()
+
+
+def _too_long(most: int) -> RequestError:
+    return RequestError(f"prompt has more than {most} tokens; send less")
+
+
+def _failure(error: BaseException, field: str) -> BaseException:
+    """What to raise for an error of the library: a panic of its own, which is no `Exception`, concerns one text."""
+    if type(error).__name__ != "PanicException" and not isinstance(error, Exception):
+        return error
+    return RequestError(f"{field}: this model's tokenizer cannot read it ({str(error)[:MAX_WHY_CHARS]})")
 
 
 def _fallback_byte(token: str | None) -> int | None:

@@ -9,16 +9,21 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
 
 from headlong.errors import RequestError
 from headlong.params import Grammar, GrammarKind, SamplingParams
 from headlong.server.schemas.fields import openai as fields
 from headlong.server.schemas.rules import Rules
-from headlong.server.schemas.variants import told
+from headlong.server.schemas.variants import failing_fast, told
 from headlong.server.settings import SAMPLING_FIELDS
 
 MAX_STOPS, MAX_STOP_CHARS = 16, 1000
+MAX_BIASES, MAX_BANNED_TOKENS, MAX_BANNED_STRINGS, MAX_CHOICES = 10_000, 1 << 16, 1000, 10_000
+MAX_PARTS = 10_000
+"""The most parts of one message."""
+MAX_IDS = 1 << 20
 _GBNF_RULE = re.compile(r"^[^\S\n]*[\w-]+[^\S\n]*::=", re.MULTILINE)
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=2**31)]
@@ -32,6 +37,10 @@ class Strict(BaseModel):
     """What becomes of fields that are not its own."""
     closed: ClassVar[bool] = False
     """Whether fields that have no rule either are refused: it is Headlong's own, or decides the output's form."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return failing_fast(handler(source))
 
 
 class Ours(Strict):
@@ -107,7 +116,7 @@ class StructuredOutputs(Ours):
 
     json_: dict[str, Any] | str | None = Field(default=None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: list[str] | None = Field(default=None, max_length=MAX_CHOICES)
     grammar: str | None = None
     json_object: bool | None = None
 
@@ -139,11 +148,11 @@ class Sampling(Strict):
     repetition_penalty: float | None = Field(default=None, gt=0, le=100)
     seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
     """The seed of the noise; without it, each request draws a new one."""
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, float] | None = Field(default=None, max_length=MAX_BIASES)
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
     stop_token_ids: list[TokenId] | None = Field(default=None, max_length=64)
-    bad_token_ids: list[TokenId] | None = None
-    banned_strings: list[Stop] | None = None
+    bad_token_ids: list[TokenId] | None = Field(default=None, max_length=MAX_BANNED_TOKENS)
+    banned_strings: list[Stop] | None = Field(default=None, max_length=MAX_BANNED_STRINGS)
     """Strings that the answer never has, however its tokens cut them; small and capital letters count alike."""
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from headlong.server.schemas.base import ResponseFormat, Sampling, StreamOptions, Strict
+from headlong.server.schemas.base import MAX_PARTS, ResponseFormat, Sampling, StreamOptions, Strict
 from headlong.server.schemas.fields import openai as fields
 from headlong.server.schemas.rules import Rules
 
@@ -41,7 +41,7 @@ class ToolCall(Strict):
 class Message(Strict):
     rules: ClassVar[Rules] = fields.MESSAGE
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
+    content: str | Annotated[list[Part], Field(max_length=MAX_PARTS)] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_call_id: str | None = None

@@ -4,12 +4,12 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from headlong.server.schemas.base import ResponseFormat, Sampling, StreamOptions, Strict, TokenId
+from headlong.server.schemas.base import MAX_IDS, ResponseFormat, Sampling, StreamOptions, Strict, TokenId
 from headlong.server.schemas.fields import openai as fields
 from headlong.server.schemas.rules import Rules
 
 MAX_PROMPTS = 128
-Ids = Annotated[list[TokenId], Field(min_length=1)]
+Ids = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_IDS)]
 
 
 class CompletionRequest(Sampling):
@@ -48,6 +48,6 @@ class EncodeRequest(Strict):
 
 
 class DecodeRequest(Strict):
-    tokens: list[TokenId] = Field(max_length=1 << 20)
+    tokens: list[TokenId] = Field(max_length=MAX_IDS)
     model: str | None = Field(default=None, max_length=512)
     skip_special_tokens: bool = False

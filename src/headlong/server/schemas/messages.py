@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, Tag
 
-from headlong.server.schemas.base import MAX_STOPS, Speculative, Stop, Strict
+from headlong.server.schemas.base import MAX_PARTS, MAX_STOPS, Speculative, Stop, Strict
 from headlong.server.schemas.chat import MAX_TOOLS, FunctionName
 from headlong.server.schemas.fields import anthropic as fields
 from headlong.server.schemas.rules import Rules
@@ -46,7 +46,7 @@ class ToolResultBlock(Strict):
     rules: ClassVar[Rules] = fields.BLOCK
     type: Literal["tool_result"]
     tool_use_id: ToolUseId
-    content: str | list[ResultBlock] | None = None
+    content: str | Annotated[list[ResultBlock], Field(max_length=MAX_PARTS)] | None = None
     is_error: bool | None = None
 
 
@@ -70,7 +70,7 @@ Block = Annotated[
 class InputMessage(Strict):
     rules: ClassVar[Rules] = fields.MESSAGE
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | Annotated[list[Block], Field(max_length=MAX_PARTS)]
 
 
 class OwnTool(Strict):
@@ -129,7 +129,7 @@ class CountTokensRequest(Strict):
     rules: ClassVar[Rules] = fields.COUNTED
     messages: list[InputMessage] = Field(min_length=1, max_length=10_000)
     model: str | None = Field(default=None, max_length=512)
-    system: str | list[ResultBlock] | None = None
+    system: str | Annotated[list[ResultBlock], Field(max_length=MAX_PARTS)] | None = None
     tools: list[Tool] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from headlong.server.schemas import chat
-from headlong.server.schemas.base import MAX_STOPS, Speculative, Stop, Strict, TokenId
+from headlong.server.schemas.base import MAX_IDS, MAX_STOPS, Speculative, Stop, Strict, TokenId
 from headlong.server.schemas.fields import ollama as fields
 from headlong.server.schemas.rules import Rules
 
@@ -139,7 +139,7 @@ class GenerateRequest(Generating):
     system: str | None = None
     raw: bool = False
     """Whether the prompt goes to the model as it is, without the chat template."""
-    context: list[TokenId] | None = Field(default=None, max_length=1 << 20)
+    context: list[TokenId] | None = Field(default=None, max_length=MAX_IDS)
     """What an earlier answer returned as its context: the conversation goes on from there."""
 
 

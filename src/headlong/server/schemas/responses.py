@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Tag
 
-from headlong.server.schemas.base import Sampling, Strict
+from headlong.server.schemas.base import MAX_IDS, MAX_PARTS, Sampling, Strict
 from headlong.server.schemas.chat import MAX_TOOLS, FunctionName
 from headlong.server.schemas.fields import openai as fields
 from headlong.server.schemas.rules import Rules
@@ -12,6 +12,7 @@ from headlong.server.schemas.variants import by_type
 
 MAX_ITEMS = 9_999
 """The most input items: with the instructions, as many as a chat may have messages."""
+MAX_METADATA = 1000
 ItemId = Annotated[str, Field(max_length=256)]
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -20,8 +21,8 @@ class TextPart(Strict):
     rules: ClassVar[Rules] = fields.RESPONSE_PART
     type: Literal["input_text", "output_text", "text"]
     text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
+    annotations: list[Any] | None = Field(default=None, max_length=MAX_PARTS)
+    logprobs: list[Any] | None = Field(default=None, max_length=MAX_IDS)
     """This and the annotations come along when an earlier output is sent back."""
 
 
@@ -44,7 +45,7 @@ class MessageItem(Strict):
     rules: ClassVar[Rules] = fields.ITEM
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part]
+    content: str | Annotated[list[Part], Field(max_length=MAX_PARTS)]
     id: ItemId | None = None
     status: Status | None = None
 
@@ -75,7 +76,7 @@ class FunctionOutputItem(Strict):
     rules: ClassVar[Rules] = fields.ITEM
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: ItemId
-    output: str | list[Part]
+    output: str | Annotated[list[Part], Field(max_length=MAX_PARTS)]
     id: ItemId | None = None
     status: Status | None = None
 
@@ -89,8 +90,8 @@ class ReasoningItem(Strict):
     rules: ClassVar[Rules] = fields.ITEM
     type: Literal["reasoning"]
     id: ItemId | None = None
-    summary: list[ReasoningText] | None = None
-    content: list[ReasoningText] | None = None
+    summary: list[ReasoningText] | None = Field(default=None, max_length=MAX_PARTS)
+    content: list[ReasoningText] | None = Field(default=None, max_length=MAX_PARTS)
     encrypted_content: str | None = None
     status: Status | None = None
 
@@ -271,7 +272,7 @@ class ResponsesRequest(Sampling):
     about it is encrypted. The others are about tools that are not here."""
     chat_template_kwargs: dict[str, Any] | None = None
     # What follows is given back with the response and changes nothing else.
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, str] | None = Field(default=None, max_length=MAX_METADATA)
     user: str | None = Field(default=None, max_length=4096)
     safety_identifier: str | None = Field(default=None, max_length=4096)
     prompt_cache_key: str | None = Field(default=None, max_length=4096)

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from headlong.server.schemas.base import Strict, TokenId
+from headlong.server.schemas.base import MAX_IDS, Strict, TokenId
 from headlong.server.schemas.chat import MAX_TOOLS, Message, Tool
 from headlong.server.schemas.fields.peers import ADVICE
 from headlong.server.schemas.rules import Rules, unsupported
@@ -39,5 +39,5 @@ class TokenizeRequest(Strict):
 
 class DetokenizeRequest(Strict):
     rules: ClassVar[Rules] = ADVICE
-    tokens: list[TokenId] = Field(max_length=1 << 20)
+    tokens: list[TokenId] = Field(max_length=MAX_IDS)
     model: str | None = Field(default=None, max_length=512)

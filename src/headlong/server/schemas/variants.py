@@ -47,3 +47,18 @@ def by_type(tags: Mapping[str, str], why: str, default: str | None = None) -> Di
         return tags.get(kind) if isinstance(kind, str) else None
 
     return Discriminator(tag, custom_error_type="unsupported", custom_error_message=why)
+
+
+def failing_fast(schema: Any) -> Any:
+    """The core schema with lists that stop at their first entry that is wrong: an error for each of a million entries
+    would take gigabytes."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        for name, inner in schema.items():
+            if name not in ("metadata", "serialization", "ref"):
+                failing_fast(inner)
+    elif isinstance(schema, list):
+        for inner in schema:
+            failing_fast(inner)
+    return schema

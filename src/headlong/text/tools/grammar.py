@@ -12,11 +12,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from llguidance import LLMatcher, regex_to_lark
+from llguidance import regex_to_lark
 
 from headlong.errors import RequestError
 from headlong.params import Grammar
-from headlong.text.grammar import bounded
+from headlong.text.grammar import MAX_CACHED, Recent, stay_here
+from headlong.text.grammar_cost import TooCostly, measure
 from headlong.text.grammar_source import MAX_CHARS, translate
 from headlong.text.tools import qwen3_coder
 from headlong.text.tools.schema import STRING, json_types, resolve, without_notes
@@ -142,11 +143,20 @@ def _fault(grammar: Grammar) -> str:
     meets a vocabulary; the compiler reports those."""
     if too_long := _too_long(grammar):
         return too_long
+    return _faults.get(grammar, lambda: _fault_found(grammar))
+
+
+def _fault_found(grammar: Grammar) -> str:
+    stay_here()
     try:
-        found = bounded(grammar, lambda: LLMatcher.validate_grammar(translate(grammar)))
-    except RequestError as error:
+        found = measure(translate(grammar))
+    except (RequestError, TooCostly) as error:
         return str(error)
-    return next((line.strip()[:300] for line in found.splitlines() if line.strip()), "")
+    told = found.error or found.warning
+    return next((line.strip()[:300] for line in told.splitlines() if line.strip()), "")
+
+
+_faults: Recent[Grammar, str] = Recent(MAX_CACHED)
 
 
 def _hermes_rules(key: str, name: str, schema: Mapping[str, Any], _: str) -> Rules:
