@@ -15,6 +15,7 @@ ORDER = (
     "errors",
     "option",
     "env",
+    "printable",
     "progress",
     "params",
     "types",
