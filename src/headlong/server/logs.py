@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from headlong.printable import printable
 
-LOGGERS = ("headlong", "uvicorn")
+LOGGERS = ("headlong", "uvicorn", "asyncio")
 PRIVATE = frozenset({"prompt", "output"})
 """Fields that hold people's text."""
 _request_log = logging.getLogger("headlong.request")

@@ -22,6 +22,7 @@ from headlong.progress import default_progress
 from headlong.server import logs
 from headlong.server.app import build_app
 from headlong.server.auth import Auth, is_loopback
+from headlong.server.loop_errors import LoopErrors
 from headlong.server.pool import Model, ModelPool
 from headlong.server.protocol import Limits, guarded
 from headlong.server.settings import Settings
@@ -49,6 +50,7 @@ def serve(settings: Settings, loader: EngineLoader) -> int:
 
 
 async def _run(settings: Settings, loader: EngineLoader, auth: Auth, listener: socket.socket) -> None:
+    asyncio.get_running_loop().set_exception_handler(LoopErrors())
     pool = ModelPool(settings, loader)
     model = await pool.start(default_progress())
     app = build_app(settings, pool, auth)
