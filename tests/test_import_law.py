@@ -15,6 +15,8 @@ ORDER = (
     "errors",
     "option",
     "env",
+    "printable",
+    "small_files",
     "progress",
     "params",
     "types",
@@ -39,10 +41,10 @@ ORDER = (
 """Import only from the left. `__init__` may import everything but the command line."""
 
 ONLY = {
-    "text": {"errors", "params", "types"},
+    "text": {"errors", "params", "small_files", "types"},
     "quant": {"errors"},
     "ops": {"errors", "env", "types", "quant"},
-    "checkpoint": {"errors", "env", "progress", "quant"},
+    "checkpoint": {"errors", "env", "progress", "quant", "small_files"},
 }
 """These may import even less than what is left of them."""
 

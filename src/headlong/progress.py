@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from headlong.printable import printable
+
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
@@ -33,13 +35,14 @@ class BarProgress:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+            name = TextColumn("{task.description}", markup=False)
+            columns = (name, BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
             self._live = Progress(
                 *columns, TimeElapsedColumn(), console=Console(file=sys.stderr), transient=True
             )
             self._live.start()
         if label not in self._bars:
-            self._bars[label] = self._live.add_task(label, total=total)
+            self._bars[label] = self._live.add_task(printable(label), total=total)
         self._live.update(self._bars[label], completed=done, total=total)
         if done >= total:
             self._live.remove_task(self._bars.pop(label))

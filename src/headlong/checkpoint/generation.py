@@ -19,7 +19,7 @@ FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 def read_beside(path: Path) -> dict[str, Any]:
     """The generation_config.json in a folder, or beside a file; empty where there is none."""
     file = (path if path.is_dir() else path.parent) / GENERATION_CONFIG
-    return read_object(file) if file.is_file() else {}
+    return read_object(file) if file.exists() else {}
 
 
 def chosen(choice: str, own: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headlong.errors import CheckpointError
+from headlong.small_files import read_bytes
 
 MAX_JSON_BYTES = 100_000_000
 """Far above any real header or index, far below what would exhaust memory while parsing."""
@@ -57,10 +58,7 @@ def parse_object(data: bytes, where: str, *, infinities: bool = False) -> dict[s
 def read_object(path: Path, *, infinities: bool = False) -> dict[str, Any]:
     """Reads the JSON object in the file `path`."""
     try:
-        size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path}: {size} bytes is too large for a JSON file of a checkpoint")
-        data = path.read_bytes()
+        data = read_bytes(path, MAX_JSON_BYTES)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
     return parse_object(data, str(path), infinities=infinities)

@@ -205,11 +205,11 @@ class Run:
         return 0 if any(cell.completed for cell in cells) else EXIT_NOTHING
 
     def _title(self) -> str:
-        from headlong.cli.load.answer import printable
+        from headlong.cli.load.answer import one_line
 
         rate = self._workload.rate
         load = "" if rate is None else f", {rate:g} requests/s"
-        return f"{printable(self._workload.fields['model'])} at {self._client.root}{load}"
+        return f"{one_line(self._workload.fields['model'])} at {self._client.root}{load}"
 
     def _record(self, cells: "list[Cell]") -> dict[str, Any]:
         work, server = self._workload, self._server

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headlong.cli.prompts import BUILT_IN, encode
+from headlong.cli.terminal import say
 from headlong.errors import ConfigError
 from headlong.params import SamplingParams
 
@@ -29,15 +30,15 @@ def count_and_store(llm: "LLM", size: int, files: list[str]) -> None:
         )
     known = None if files else frequencies.load(tokenizer.fingerprint)
     if known is not None:
-        print(f"the {size} most frequent tokens by {frequencies.path_of(tokenizer.fingerprint)}")
+        say(f"the {size} most frequent tokens by {frequencies.path_of(tokenizer.fingerprint)}")
         return
     counts = count_tokens(tokenizer, _parts(files)) if files else _answers(llm)
     total = counts.total()
     if not total:
         raise ConfigError("--text: nothing to count in there; give files with text")
     kept = sum(count for _, count in counts.most_common(size)) / total
-    print(f"counted {total} tokens, {len(counts)} of them different; {size} make up {kept:.1%}")
-    print(f"stored in {frequencies.save(tokenizer.fingerprint, counts)}")
+    say(f"counted {total} tokens, {len(counts)} of them different; {size} make up {kept:.1%}")
+    say(f"stored in {frequencies.save(tokenizer.fingerprint, counts)}")
 
 
 def _parts(files: list[str]) -> Iterator[str]:

@@ -6,8 +6,10 @@ engine.
 
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
+
+from headlong.printable import printable_answer
 
 if TYPE_CHECKING:
     from headlong.completion import Chunk
@@ -47,11 +49,12 @@ class Provenance:
 
 
 class AnswerWriter:
-    """Streams one answer to stdout."""
+    """Streams one answer to stdout: as it is into a pipe or a file, with control characters escaped on a terminal."""
 
     def __init__(self, tokenizer: "Tokenizer | None", tint: bool) -> None:
         self._provenance = Provenance(tokenizer) if tint and tokenizer is not None else None
         self._parts: list[str] = []
+        self._shown: Callable[[str], str] = printable_answer if sys.stdout.isatty() else str
 
     @property
     def text(self) -> str:
@@ -60,9 +63,10 @@ class AnswerWriter:
     def write(self, chunk: "Chunk") -> None:
         self._parts.append(chunk.text)
         if self._provenance is None:
-            sys.stdout.write(chunk.text)
+            sys.stdout.write(self._shown(chunk.text))
         else:
-            for text, drafted in self._provenance.pieces(chunk):
+            for piece, drafted in self._provenance.pieces(chunk):
+                text = self._shown(piece)
                 sys.stdout.write(f"{TINT}{text}{UNTINT}" if drafted else text)
         sys.stdout.flush()
 

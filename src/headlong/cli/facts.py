@@ -14,6 +14,7 @@ from headlong.checkpoint.load import Expectations
 from headlong.cli.modules import Module, list_modules
 from headlong.config import EngineConfig
 from headlong.engine.build import Blueprint, survey
+from headlong.engine.texts import Texts, recommended_params
 from headlong.errors import HeadError, HeadlongError
 from headlong.layers.weights import Scope
 from headlong.models import registry
@@ -148,7 +149,17 @@ def _judge(checkpoint: Checkpoint, config: EngineConfig) -> tuple[Blueprint | No
         return survey(checkpoint, replace(config, mtp="off")), HeadFacts(False, str(error)), reason
     except HeadlongError as error:
         return None, NO_TARGET, str(error)
-    return blueprint, HeadFacts(blueprint.head_refusal is None, blueprint.head_refusal), None
+    head = HeadFacts(blueprint.head_refusal is None, blueprint.head_refusal)
+    return blueprint, head, _texts_fault(checkpoint, config)
+
+
+def _texts_fault(checkpoint: Checkpoint, config: EngineConfig) -> str | None:
+    """Why the model's own texts keep it from being served: what `serve` checks before it listens."""
+    try:
+        recommended_params(Texts.read(checkpoint, config).recommended, checkpoint.folder)
+    except HeadlongError as error:
+        return str(error)
+    return None
 
 
 def _state_cost(blueprint: Blueprint, ops: Backend, context: int | None, batch: int) -> StateCost:

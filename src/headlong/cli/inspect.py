@@ -50,6 +50,7 @@ def add_parser(commands: Any) -> None:
         help="count the state of sequences this long (default: all)",
     )
     parser.add_argument("--batch", type=options.whole, metavar="N", help="and this many of them (default: 1)")
+    options.add_chat_template(parser)
     options.add_generation_config(parser)
     options.add_engine(parser)
     parser.set_defaults(execute=execute)

@@ -5,10 +5,15 @@ version must answer at once.
 """
 
 import argparse
+import errno
 import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from headlong import __version__
 from headlong.cli import (
@@ -31,8 +36,9 @@ from headlong.cli import (
 )
 from headlong.cli.options import Parser
 from headlong.errors import HeadlongError
+from headlong.printable import printable
 
-EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 2, 130, 141
+EXIT_USAGE, EXIT_FULL, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_SIGNAL = 2, 74, 130, 141, 128
 COMMANDS = (
     *(run, chat, serve, ps, keys, pull, models, inspect, head, convert, quantize, bench, bench_serve, tune),
     *(doctor, completion),
@@ -71,15 +77,54 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line; returns its exit code."""
     try:
         try:
-            return _execute(_parse(list(sys.argv[1:] if argv is None else argv)))
+            with _ending_by_signals():
+                return _execute(_parse(list(sys.argv[1:] if argv is None else argv)))
         finally:
             sys.stdout.flush()
     except KeyboardInterrupt:
         return _fail("", EXIT_INTERRUPTED)
+    except _Terminated as end:
+        return _fail("", EXIT_SIGNAL + end.args[0])
     except BrokenPipeError:
-        # The reader is gone. What is still buffered would complain once more when Python exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return EXIT_PIPE
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _drop_output()
+        return _fail(f"headlong: no space is left for {error.filename or 'the output'}", EXIT_FULL)
+
+
+class _Terminated(BaseException):
+    """SIGTERM or SIGHUP: everything is put back on the way out, as after Ctrl-C."""
+
+
+@contextmanager
+def _ending_by_signals() -> Iterator[None]:
+    """What is half written goes away again whoever ends the command; `serve` has handlers of its own."""
+
+    def end(number: int, frame: Any) -> None:  # noqa: ARG001
+        raise _Terminated(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    # Whoever started us with `nohup` wants no end.
+    wanted = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    for number in wanted:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in wanted:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _drop_output() -> None:
+    """What is still buffered for a reader that is gone, or for a full device, would complain once more when Python
+    exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _execute(args: argparse.Namespace | None) -> int:
@@ -111,16 +156,23 @@ def _configure_logging(verbose: bool) -> None:
     """The library logs its automatic choices; the commands say what matters themselves."""
     logger = logging.getLogger("headlong")
     if verbose:
-        logging.basicConfig(format="%(name)s: %(message)s", stream=sys.stderr)
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_PrintableFormatter("%(name)s: %(message)s"))
+        logging.basicConfig(handlers=[handler])
         logger.setLevel(logging.INFO)
     elif not logger.handlers:
         logger.addHandler(logging.NullHandler())
 
 
+class _PrintableFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record), keep="\n")
+
+
 def _fail(message: str, code: int) -> int:
     # A progress bar that was cut short leaves the cursor hidden.
     cursor = "\x1b[?25h" if sys.stderr.isatty() else ""
-    print(f"{cursor}{message}", file=sys.stderr)
+    print(cursor + printable(message, keep="\n"), file=sys.stderr)
     return code
 
 

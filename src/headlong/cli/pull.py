@@ -1,11 +1,13 @@
 """`headlong pull`: fetches a model into the cache of this machine, and prints where it lies. Loads nothing."""
 
 import argparse
+import sys
 from typing import TYPE_CHECKING, Any
 
 from headlong.cli.summary import SEPARATOR
 from headlong.cli.terminal import note
 from headlong.errors import RequestError
+from headlong.printable import printable
 from headlong.progress import default_progress
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ def execute(args: argparse.Namespace) -> int:
         )
     path = source.resolve(args.model, revision=args.revision, progress=default_progress())
     note(SEPARATOR.join(_told(path)))
-    print(path)
+    print(printable(str(path)) if sys.stdout.isatty() else path)  # a script wants the path itself
     return 0
 
 

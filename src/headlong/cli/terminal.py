@@ -2,10 +2,13 @@
 
 import os
 import sys
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
+
+from headlong.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from headlong.llm import LLM
 
@@ -22,7 +25,7 @@ def wants_colour(choice: str, stream: IO[str]) -> bool:
 
 def note(text: str) -> None:
     """One line for the person, on stderr, dim on a terminal."""
-    dim = wants_colour("auto", sys.stderr)
+    text, dim = printable(text, keep="\n"), wants_colour("auto", sys.stderr)
     print(f"\x1b[2m{text}\x1b[22m" if dim else text, file=sys.stderr, flush=True)
 
 
@@ -32,19 +35,30 @@ def tell_if_slow(llm: "LLM") -> None:
         note(llm.description.slow)
 
 
+def say(text: str) -> None:
+    """A line of the command's output."""
+    print(printable(text, keep="\n"))
+
+
 def console() -> "Console":
     """For tables on stdout."""
     from rich.console import Console
 
-    class Piped(Console):
+    class Plain(Console):
+        def render_str(self, text: str, **how: Any) -> "Text":
+            """Every string comes by here before it is measured: names are a checkpoint's, so they are neither markup
+            nor commands to the terminal."""
+            return super().render_str(printable(text, keep="\n"), **how)
+
         def on_broken_pipe(self) -> None:
             """Rich would leave with 1, which means something here; `main` knows better."""
             raise BrokenPipeError
 
-    return Piped(
+    return Plain(
         file=sys.stdout,
         color_system="auto" if wants_colour("auto", sys.stdout) else None,
         width=None if sys.stdout.isatty() else WIDE,
         highlight=False,
         markup=False,
+        emoji=False,
     )

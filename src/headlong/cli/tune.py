@@ -7,7 +7,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from headlong.cli import options
-from headlong.cli.terminal import console
+from headlong.cli.terminal import console, say
 from headlong.errors import ConfigError
 from headlong.progress import default_progress
 
@@ -91,7 +91,7 @@ def execute(args: argparse.Namespace) -> int:
     costs = measure(engine, args.rows, range(engine.max_drafts + 1), args.steps, progress)
     file = save(Profile(engine.conditions, tuple(costs)))
     _print_table(costs, engine.max_drafts)
-    print(f"stored in {file}")
+    say(f"stored in {file}")
     return 0
 
 

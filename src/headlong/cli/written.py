@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headlong.cli.terminal import note
+from headlong.cli.terminal import note, say
 from headlong.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,5 +24,5 @@ def report(done: "Written") -> int:
     for sentence in done.notes:
         note(f"note: {sentence}")
     head = "with an MTP head" if done.has_head else "no MTP head"
-    print(f"{done.path}: {done.num_tensors} tensors, {decimal(done.nbytes)}, {head}")
+    say(f"{done.path}: {done.num_tensors} tensors, {decimal(done.nbytes)}, {head}")
     return 0

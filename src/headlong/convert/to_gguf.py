@@ -23,7 +23,9 @@ from headlong.models import registry
 from headlong.models.gguf import GgufSpec
 from headlong.ops.rope.scaling import Llama3Scaling
 from headlong.progress import ProgressFn, silent
+from headlong.small_files import read_text
 from headlong.text.gguf_tokenizer import gguf_tokenizer_fields
+from headlong.text.tokenizer import MAX_COMPANION_BYTES
 
 log = logging.getLogger(__name__)
 TYPES = ("bf16", "f16", "f32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
@@ -163,5 +165,8 @@ def _tokenizer_config(folder: Path) -> dict[str, Any]:
     path, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     config = read_object(path) if path.exists() else {}
     if template.exists():
-        config["chat_template"] = template.read_text(encoding="utf-8")
+        try:
+            config["chat_template"] = read_text(template, MAX_COMPANION_BYTES)
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{template}: cannot be read as UTF-8 text ({error})") from error
     return config

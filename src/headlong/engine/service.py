@@ -20,14 +20,13 @@ from headlong.engine.client import Drafting, EngineDescription
 from headlong.engine.collect import Collector
 from headlong.engine.engine import Engine
 from headlong.engine.proposers import load_draft_model
-from headlong.errors import CheckpointError, ConfigError, RequestError
+from headlong.engine.texts import Texts, recommended_params
+from headlong.errors import RequestError
 from headlong.ops.registry import shortfall
 from headlong.params import SamplingParams
 from headlong.progress import ProgressFn, silent
 from headlong.text.codec import TextCodec
-from headlong.text.gguf_tokenizer import tokenizer_from_gguf
 from headlong.text.grammar import GrammarCompiler
-from headlong.text.template import ChatTemplate, read_template
 from headlong.text.tokenizer import Tokenizer
 from headlong.types import Constraint, Request
 
@@ -54,9 +53,8 @@ class Service:
         folder = source.resolve(model, progress=progress)
         checkpoint = Checkpoint.open(folder)
         blueprint = survey(checkpoint, config)
-        recommended = generation.chosen(config.generation_config, checkpoint.generation_config)
-        tokenizer = _tokenizer(checkpoint)
-        template = _template(tokenizer, config.chat_template)
+        texts = Texts.read(checkpoint, config)
+        tokenizer, recommended = texts.tokenizer, texts.recommended
         with refusing_oom():
             built = build(blueprint, device=device, progress=progress)
             drafter = load_draft_model(config, blueprint.config.vocab_size, device, progress)
@@ -71,7 +69,7 @@ class Service:
         return cls(
             engine=engine,
             folder=folder,
-            text=TextCodec(str(folder), tokenizer, template, engine.max_len),
+            text=TextCodec(str(folder), tokenizer, texts.template, engine.max_len),
             eos_ids=eos_ids,
             recommended=recommended,
             head_refusal=None if engine.max_drafts else built.head_refusal,
@@ -146,43 +144,11 @@ class Service:
 
     def recommended_params(self, **overrides: Any) -> SamplingParams:
         """Sampling as the checkpoint's authors suggest, with changes of your own."""
-        length = generation.output_tokens(self.recommended)
-        given: dict[str, Any] = {} if length is None else {"max_tokens": length}
-        try:
-            return SamplingParams(**(given | self.recommended_sampling() | overrides))
-        except RequestError as error:
-            raise ConfigError(
-                f"generation_config.json of {self.folder} or the changes to it: {error}"
-            ) from error
+        return recommended_params(self.recommended, self.folder, **overrides)
 
     def recommended_sampling(self) -> dict[str, Any]:
         """The sampling fields that generation_config.json has; nothing where it has none."""
         return generation.sampling(self.recommended)
-
-
-def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
-    """A tokenizer.json in the folder, else what a GGUF file carries."""
-    if checkpoint.folder.is_dir() and (found := Tokenizer.from_folder(checkpoint.folder)) is not None:
-        return found
-    if not checkpoint.is_gguf:
-        return None
-    try:
-        return tokenizer_from_gguf(checkpoint.metadata)
-    except CheckpointError as error:
-        raise CheckpointError(f"{checkpoint.folder}: {error}") from error
-
-
-def _template(tokenizer: Tokenizer | None, wanted: str | None) -> ChatTemplate | None:
-    """The model's own chat template, or the one that is wanted in its place: a file, or the template itself."""
-    if tokenizer is None:
-        return None
-    own = tokenizer.chat_template
-    if wanted is None:
-        return ChatTemplate(own, tokenizer.special_tokens) if own else None
-    try:
-        return ChatTemplate(read_template(wanted), tokenizer.special_tokens)
-    except RequestError as error:
-        raise ConfigError(str(error)) from None
 
 
 def _eos_ids(

@@ -3,6 +3,7 @@
 Knows YAML and nothing of settings. Errors name the file and the line, never a line's text: it may hold a secret.
 """
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from yaml.constructor import ConstructorError
 from yaml.events import AliasEvent
 
 from headlong.errors import ConfigError
+from headlong.small_files import read_bytes
 
 MAX_BYTES = 65536
 
@@ -37,12 +39,10 @@ class _Loader(yaml.SafeLoader):
 def read(path: Path) -> dict[str, Any]:
     """Reads the mapping that the file holds; an empty file holds an empty mapping."""
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        data = read_bytes(path, MAX_BYTES)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror or error}); check --config") from error
-    if len(data) > MAX_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes; this is no settings file")
+        fix = "this is no settings file" if error.errno in (errno.EFBIG, errno.EINVAL) else "check --config"
+        raise ConfigError(f"{path}: cannot be read ({error.strerror or error}); {fix}") from error
     try:
         content = yaml.load(data.decode("utf-8"), _Loader)
     except UnicodeDecodeError as error:

@@ -12,7 +12,9 @@ import time
 from collections.abc import Mapping
 from typing import IO, Any
 
-LOGGERS = ("headlong", "uvicorn")
+from headlong.printable import printable
+
+LOGGERS = ("headlong", "uvicorn", "asyncio")
 PRIVATE = frozenset({"prompt", "output"})
 """Fields that hold people's text."""
 _request_log = logging.getLogger("headlong.request")
@@ -94,13 +96,6 @@ class TextFormatter(_Formatter):
             trace = self.formatException(record.exc_info).splitlines()
             line = "\n    ".join([line, *map(printable, trace)])
         return line
-
-
-def printable(text: str) -> str:
-    """The text with everything that could move a cursor, end a line or turn its direction written as an escape."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _shown(value: Any) -> str:

@@ -17,10 +17,12 @@ import uvicorn
 from headlong.checkpoint.generation import in_words
 from headlong.engine.client import EngineLoader
 from headlong.errors import ConfigError
+from headlong.printable import printable
 from headlong.progress import default_progress
 from headlong.server import logs
 from headlong.server.app import build_app
 from headlong.server.auth import Auth, is_loopback
+from headlong.server.loop_errors import LoopErrors
 from headlong.server.pool import Model, ModelPool
 from headlong.server.protocol import Limits, guarded
 from headlong.server.settings import Settings
@@ -48,6 +50,7 @@ def serve(settings: Settings, loader: EngineLoader) -> int:
 
 
 async def _run(settings: Settings, loader: EngineLoader, auth: Auth, listener: socket.socket) -> None:
+    asyncio.get_running_loop().set_exception_handler(LoopErrors())
     pool = ModelPool(settings, loader)
     model = await pool.start(default_progress())
     app = build_app(settings, pool, auth)
@@ -75,7 +78,7 @@ async def _run(settings: Settings, loader: EngineLoader, auth: Auth, listener: s
         if (why := model.client.description.slow) is not None:
             log.warning(why)
         log.info("sampling where a request does not say: %s", in_words(model.sampling))
-        print(announcement(listener, model), flush=True)
+        _announce(announcement(listener, model))
         await _first(stop.get(), serving)
         app.state.server.limit.draining = True
         log.info("draining; a second signal ends it at once")
@@ -84,6 +87,13 @@ async def _run(settings: Settings, loader: EngineLoader, auth: Auth, listener: s
         await pool.close()
         server.should_exit = True
         await serving
+
+
+def _announce(line: str) -> None:
+    try:
+        print(printable(line), flush=True)
+    except OSError as error:  # a full device, or a reader that has left
+        log.warning("stdout cannot be written (%s); %s", error.strerror, line)
 
 
 def announcement(listener: socket.socket, model: Model) -> str:

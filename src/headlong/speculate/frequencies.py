@@ -7,6 +7,7 @@ tokens read them. Lists that others made are read from files. Knows no engine an
 import json
 from collections.abc import Collection, Mapping
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from headlong.errors import ConfigError
+from headlong.small_files import read_bytes
 from headlong.speculate import stored
 
 VERSION = 1
@@ -61,9 +63,8 @@ def read_list(path: str | Path, vocab_size: int) -> list[int]:
     """The tokens that a file lists, or has counts above 0 for."""
     file = Path(path).expanduser()
     try:
-        if file.stat().st_size > MAX_BYTES:
-            raise ValueError(f"it is larger than {MAX_BYTES} bytes")
-        found = _unpickled(file) if file.suffix == ".pt" else _parsed(file.read_text(encoding="utf-8"))
+        data = read_bytes(file, MAX_BYTES)
+        found = _unpickled(data) if file.suffix == ".pt" else _parsed(data.decode("utf-8"))
     except FileNotFoundError:
         raise ConfigError(
             f"draft_vocab {str(path)!r}: there is no such file; give a number or a file"
@@ -101,10 +102,10 @@ def _parsed(text: str) -> Counts:
     )
 
 
-def _unpickled(file: Path) -> Counts:
+def _unpickled(data: bytes) -> Counts:
     """A list or a tensor of ids; nothing else in such a file is looked at, let alone run."""
-    data = torch.load(file, map_location="cpu", weights_only=True)
-    return _counts((token, 1) for token in (data.tolist() if isinstance(data, Tensor) else data))
+    found = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
+    return _counts((token, 1) for token in (found.tolist() if isinstance(found, Tensor) else found))
 
 
 def _counts(pairs: Any) -> dict[int, int]:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from headlong.env import cache_folder
 from headlong.errors import ConfigError
+from headlong.small_files import read_text
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -33,9 +34,7 @@ def load(
     except ConfigError:  # there is no place for it
         return None
     try:
-        if file.stat().st_size > max_bytes:
-            raise ValueError(f"it is larger than {max_bytes} bytes")
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads(read_text(file, max_bytes))
         if any(data[name] != value for name, value in made_for.items()):
             raise ValueError("it was written for something else")
         return parse(data)

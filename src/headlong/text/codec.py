@@ -14,7 +14,7 @@ from headlong.text.tokenizer import Tokenizer
 _END = "\ue000headlong\ue001"
 """Marks the end of a message that is continued, wherever a template puts it: characters for private use."""
 CONTEXTS = 4
-"""So many times an engine's context is the most that a text is encoded of."""
+"""The most tokens that a text is encoded to, as a multiple of the engine's context."""
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
 

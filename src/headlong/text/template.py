@@ -15,6 +15,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.meta import find_undeclared_variables
 
 from headlong.errors import RequestError
+from headlong.small_files import read_text
 from headlong.text.bounds import BUDGET, MAX_VALUE_CHARS, Budget
 from headlong.text.sandbox import Refusal, Sandbox
 
@@ -118,7 +119,7 @@ def read_template(wanted: str) -> str:
     if "{" in wanted:
         return wanted
     try:
-        return Path(wanted).expanduser().read_text(encoding="utf-8")
+        return read_text(Path(wanted).expanduser(), 4 * MAX_SOURCE_CHARS)
     except (OSError, UnicodeDecodeError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise RequestError(

@@ -16,6 +16,10 @@ from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 
 from headlong.errors import CheckpointError, RequestError
+from headlong.small_files import read_text
+
+MAX_COMPANION_BYTES = 64 << 20
+"""The most that tokenizer_config.json or a chat template may have."""
 
 SPECIAL_NAMES = (
     "bos_token",
@@ -86,15 +90,17 @@ class Tokenizer:
     def from_folder(cls, folder: Path) -> "Tokenizer | None":
         """Read tokenizer.json and its companions; None when the folder has no tokenizer.json."""
         path = folder / "tokenizer.json"
-        if not path.is_file():
+        if not path.exists():
             return None
+        if not path.is_file():
+            raise CheckpointError(f"{path}: is no regular file; download it again")
         try:
             backend = Backend.from_file(str(path))
         except Exception as error:  # the library raises bare `Exception` for every fault
             raise CheckpointError(f"{path}: not a readable tokenizer ({error}); download it again") from error
         config = _read_config(folder / "tokenizer_config.json")
         jinja = folder / "chat_template.jinja"
-        template = _read_text(jinja) if jinja.is_file() else None
+        template = _read_text(jinja) if jinja.exists() else None
         try:
             return cls(backend, config, template)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -279,13 +285,13 @@ def _configured_template(config: Mapping[str, Any]) -> str | None:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path, MAX_COMPANION_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}: cannot be read as UTF-8 text ({error}); download it again") from error
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
+    if not path.exists():
         return {}
     try:
         config = json.loads(_read_text(path))

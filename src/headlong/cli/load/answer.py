@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from headlong.cli.load.acceptance import Drafts, count, reported
 from headlong.cli.load.sse import Event
+from headlong.printable import printable
 
 USAGE, TIMINGS, CHUNKS = "usage", "timings", "chunks"
 MESSAGE_LEN = 300
@@ -43,9 +44,9 @@ class Sample:
     """The server had closed a connection that it said it would keep, and the request went out once more."""
 
 
-def printable(text: str) -> str:
+def one_line(text: str) -> str:
     """A server's words, fit for a terminal: one line, no control characters, not too long."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * MESSAGE_LEN]).split())
+    line = printable(" ".join(text[: 4 * MESSAGE_LEN].split()))
     return line if len(line) <= MESSAGE_LEN else line[: MESSAGE_LEN - 1] + "…"
 
 
@@ -56,7 +57,7 @@ def error_message(body: object) -> str | None:
     error = body.get("error", body)
     if isinstance(error, dict):
         error = error.get("message") or error.get("detail") or error
-    return printable(error if isinstance(error, str) else json.dumps(error))
+    return one_line(error if isinstance(error, str) else json.dumps(error))
 
 
 class Answer:
@@ -84,13 +85,11 @@ class Answer:
         except (ValueError, RecursionError):
             chunk = None
         if event.name == "error" or (isinstance(chunk, dict) and chunk.get("error")):
-            self.failure = Failure("error in stream", error_message(chunk) or printable(event.data))
+            self.failure = Failure("error in stream", error_message(chunk) or one_line(event.data))
         elif isinstance(chunk, dict):
             self._take_chunk(chunk, now)
         else:
-            self.failure = Failure(
-                "not a stream", f"an event that is no JSON object: {printable(event.data)}"
-            )
+            self.failure = Failure("not a stream", f"an event that is no JSON object: {one_line(event.data)}")
 
     def _take_chunk(self, chunk: dict[str, Any], now: float) -> None:
         # Statistics come with the last chunk, or in one of their own after it, or (vLLM) again and again.

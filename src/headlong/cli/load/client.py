@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from headlong.cli.load.acceptance import Drafts, counters
-from headlong.cli.load.answer import Answer, Failure, Sample, error_message, printable
+from headlong.cli.load.answer import Answer, Failure, Sample, error_message, one_line
 from headlong.cli.load.sse import EventReader, MalformedStream
 from headlong.errors import ConfigError
 
@@ -84,7 +84,7 @@ class Client:
         try:
             self._http, self._fresh = connect(None), connect(0)
         except (ValueError, ImportError, OSError) as error:
-            raise ConfigError(f"--url {self.root}: {printable(str(error))}") from error
+            raise ConfigError(f"--url {self.root}: {one_line(str(error))}") from error
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -202,7 +202,7 @@ def _failure(error: Exception, timeout: float, status: int | None) -> Failure:
 
 
 def _why(error: BaseException) -> str:
-    return printable(str(error)) or type(error).__name__
+    return one_line(str(error)) or type(error).__name__
 
 
 def _json(content: bytes) -> Any:
@@ -215,7 +215,7 @@ def _json(content: bytes) -> Any:
 def _message(content: bytes) -> str:
     return (
         error_message(_json(content))
-        or printable(content.decode("utf-8", errors="replace"))
+        or one_line(content.decode("utf-8", errors="replace"))
         or "no reason given"
     )
 

@@ -1,0 +1,34 @@
+"""Reads a whole file that nobody vouches for: only a regular one, only up to a size. Knows nothing of what is in it.
+
+A pipe would wait for a writer that never comes, a device would not end. The check is made on what was opened.
+"""
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    """The file's bytes. An OSError says in its `strerror` what is wrong, as those of the system do."""
+    handle = os.open(path, _FLAGS)
+    try:
+        status = os.fstat(handle)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        with open(handle, "rb", closefd=False) as file:
+            data = b"" if status.st_size > limit else file.read(limit + 1)
+    finally:
+        os.close(handle)
+    if max(len(data), status.st_size) > limit:
+        raise OSError(errno.EFBIG, f"it is larger than {limit} bytes", str(path))
+    return data
+
+
+def read_text(path: Path, limit: int) -> str:
+    """The same as UTF-8 text."""
+    return read_bytes(path, limit).decode("utf-8")
