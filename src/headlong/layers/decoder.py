@@ -5,6 +5,7 @@ from torch import Tensor
 from headlong.layers.attention import Attention
 from headlong.layers.context import Context
 from headlong.layers.delta_net import GatedDeltaNet
+from headlong.layers.latent_attention import LatentAttention
 from headlong.layers.mlp import Mlp, MoeMlp
 from headlong.layers.weights import Scope
 from headlong.ops import program
@@ -20,7 +21,7 @@ class DecoderLayer:
     def __init__(
         self,
         name: str,
-        mixer: Attention | GatedDeltaNet,
+        mixer: Attention | LatentAttention | GatedDeltaNet,
         mlp: Mlp | MoeMlp,
         scope: Scope,
         hidden_size: int,
@@ -64,6 +65,6 @@ class DecoderLayer:
         return [program.Norm(self.mixer_norm, STREAM, FIRST), *self._attention.remembering(self.name)]
 
     @property
-    def _attention(self) -> Attention:
-        assert isinstance(self.mixer, Attention), "nothing can be left out of a recurrence"
+    def _attention(self) -> Attention | LatentAttention:
+        assert not isinstance(self.mixer, GatedDeltaNet), "nothing can be left out of a recurrence"
         return self.mixer

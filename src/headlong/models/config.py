@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from headlong.layers.attention import AttentionConfig
 from headlong.layers.delta_net import DeltaNetConfig
+from headlong.layers.latent_attention import LatentAttentionConfig
 from headlong.layers.mlp import MoeConfig
 from headlong.ops.rope.scaling import RopeScaling
 
@@ -32,6 +33,8 @@ class ModelConfig:
     rope_sections: tuple[int, ...] = ()
     """How many rotary frequencies each of a token's positions turns, where it may stand at several at once."""
     delta_net: DeltaNetConfig | None = None
+    latent: LatentAttentionConfig | None = None
+    """The attention of models that keep latents; of `attention` only heads and their rotary part then count."""
     moe: MoeConfig | None = None
     dense_layers: frozenset[int] = frozenset()
     window: int | None = None

@@ -7,7 +7,18 @@ from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.checkpoint.names import NameMap, Naming
 from headlong.checkpoint.tensor_info import TensorInfo
 from headlong.errors import CheckpointError, ConfigError
-from headlong.models import gguf, glm4_moe, llama, mimo, mistral, qwen2, qwen3, qwen3_5, qwen3_moe
+from headlong.models import (
+    deepseek_v3,
+    gguf,
+    glm4_moe,
+    llama,
+    mimo,
+    mistral,
+    qwen2,
+    qwen3,
+    qwen3_5,
+    qwen3_moe,
+)
 from headlong.models.config import ModelConfig
 from headlong.models.family import Family
 from headlong.models.nearest import nearest
@@ -20,6 +31,9 @@ FAMILIES: dict[str, Family] = {
     "qwen3": qwen3.FAMILY,
     "qwen3_moe": qwen3_moe.FAMILY,
     "glm4_moe": glm4_moe.FAMILY,
+    "deepseek_v3": deepseek_v3.FAMILY,
+    "kimi_k2": deepseek_v3.FAMILY,
+    "glm4_moe_lite": deepseek_v3.FAMILY,
     "qwen3_5": qwen3_5.DENSE,
     "qwen3_5_text": qwen3_5.DENSE,
     "qwen3_5_moe": qwen3_5.MOE,

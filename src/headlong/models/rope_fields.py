@@ -97,6 +97,16 @@ def yarn_magnitude(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0
 
 
+def softmax_magnitude(f: Fields) -> float:
+    """What a config with `mscale_all_dim` stretches queries and keys by beside their rotation, each of them."""
+    given = f.data.get("rope_parameters") or f.data.get("rope_scaling") or {}
+    scaling = Fields(given if isinstance(given, Mapping) else {}, f"{f.where}: rope_parameters")
+    if given.get("rope_type", given.get("type", "default")) in UNSCALED or not given.get("mscale_all_dim"):
+        return 1.0
+    factor = scaling.float("factor", low=0.0, high=1e6)
+    return yarn_magnitude(factor, scaling.float("mscale_all_dim", low=-1.0, high=1e3))
+
+
 def _longrope(f: Fields, rotary_dim: int, max_position: int) -> LongRopeScaling:
     """The long factors, if the model's context is longer than the original one: chosen once, not by each length."""
     original = _original(f)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from headlong.ops.delta_net.reference import DeltaNetWeights
 from headlong.ops.gated_attention.reference import GatedAttentionWeights
-from headlong.ops.interfaces import DeltaNet, Embedding, Experts, GatedAttention
+from headlong.ops.interfaces import DeltaNet, Embedding, Experts, GatedAttention, LatentAttention
+from headlong.ops.latent_attention.weights import LatentAttentionWeights
 from headlong.ops.linear.linear import Argmax, Linear, Projection, Shard
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
 from headlong.ops.norm.normed import Norm
@@ -130,6 +131,8 @@ class Backend(Protocol):
         ...
 
     def gated_attention(self, weights: GatedAttentionWeights) -> GatedAttention: ...
+
+    def latent_attention(self, weights: LatentAttentionWeights) -> LatentAttention: ...
 
     def delta_net(self, weights: DeltaNetWeights) -> DeltaNet: ...
 

@@ -26,6 +26,13 @@ class KvPages(Protocol):
     def values(self) -> Tensor: ...
 
 
+class LatentPages(Protocol):
+    """The state of a latent attention layer: latents [pages, page_size, width padded]."""
+
+    @property
+    def latents(self) -> Tensor: ...
+
+
 class DeltaNetMemory(Protocol):
     """The state of a DeltaNet layer: its recurrent memory and its convolution windows [slots, window, channels]."""
 
@@ -51,6 +58,23 @@ class GatedAttention(Protocol):
         self, projected: Projected, keys: Tensor, values: Tensor, angles: Angles, step: PreparedStep, /
     ) -> None:
         """Writes the tokens' keys and values, and computes nothing else."""
+        ...
+
+
+class LatentAttention(Protocol):
+    """The core of a latent attention layer: what lies between its queries and latents and its last projection."""
+
+    name: str
+
+    def __call__(
+        self, queries: Tensor, given: Tensor, latents: Tensor, angles: Angles, step: PreparedStep, /
+    ) -> Tensor:
+        """Returns [N, heads · values], and writes the tokens' latents into their pages. `queries` are [N, heads ·
+        (plain + rotary)], `given` is what becomes latents, [N, rank + rotary]."""
+        ...
+
+    def write(self, given: Tensor, latents: Tensor, angles: Angles, step: PreparedStep, /) -> None:
+        """Writes the tokens' latents, and computes nothing else."""
         ...
 
 

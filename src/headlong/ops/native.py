@@ -32,6 +32,7 @@ _SIGNATURES = {
     "headlong_sample": (_POINTER, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _INT),
     "headlong_delta_net": (_POINTER,) * 4,
     "headlong_attention": (_POINTER,) * 4,
+    "headlong_latent_attention": (_POINTER,) * 5,
     "headlong_experts": (_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _INT),
     "headlong_run": (_POINTER, _LONG, _POINTER, _LONG, _POINTER),
 }

@@ -13,7 +13,9 @@ from headlong.ops.draw import native as draw
 from headlong.ops.embedding.native import NativeEmbedding
 from headlong.ops.gated_attention.native import NativeGatedAttention
 from headlong.ops.gated_attention.reference import GatedAttentionWeights
-from headlong.ops.interfaces import DeltaNet, Embedding, Experts, GatedAttention
+from headlong.ops.interfaces import DeltaNet, Embedding, Experts, GatedAttention, LatentAttention
+from headlong.ops.latent_attention.native import NativeLatentAttention
+from headlong.ops.latent_attention.weights import LatentAttentionWeights
 from headlong.ops.linear.linear import Linear, Shard, SiluMul
 from headlong.ops.linear.native import NativeLinear
 from headlong.ops.linear.native_source import Source
@@ -68,6 +70,9 @@ class NativeBackend(ReferenceBackend):
 
     def gated_attention(self, weights: GatedAttentionWeights) -> GatedAttention:
         return NativeGatedAttention(weights)
+
+    def latent_attention(self, weights: LatentAttentionWeights) -> LatentAttention:
+        return NativeLatentAttention.load(weights, self._source)
 
     def delta_net(self, weights: DeltaNetWeights) -> DeltaNet:
         return NativeDeltaNet(weights)

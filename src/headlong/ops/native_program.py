@@ -9,16 +9,17 @@ from torch import Tensor
 from headlong.ops import native, program
 from headlong.ops.delta_net.native import NativeDeltaNet
 from headlong.ops.gated_attention.native import NativeGatedAttention
-from headlong.ops.interfaces import DeltaNetMemory, KvPages
+from headlong.ops.interfaces import DeltaNetMemory, KvPages, LatentPages
+from headlong.ops.latent_attention.native import NativeLatentAttention
 from headlong.ops.linear.native import NativeLinear
 from headlong.ops.moe.native import NativeExperts
 from headlong.ops.native_step import NativeStep
 from headlong.ops.norm.native import NativeRmsNorm
 from headlong.ops.prepared import PreparedStep
-from headlong.ops.program import FIRST, RESULT, SECOND, Buffer, Instruction
+from headlong.ops.program import FIRST, RESULT, SECOND, THIRD, Buffer, Instruction
 from headlong.ops.rope.reference import Angles
 
-NORM, MATMUL, SILU_MUL, DELTA_NET, ATTENTION, EXPERTS = range(6)
+NORM, MATMUL, SILU_MUL, DELTA_NET, ATTENTION, EXPERTS, LATENT_ATTENTION = range(7)
 """The numbers of the instructions, as in csrc/program.c."""
 NOWHERE = -1
 
@@ -75,6 +76,8 @@ class NativeProgram:
                 self._delta_net(core, layer, source, to)
             case program.Attention(NativeGatedAttention() as core, layer, source, to):
                 self._attention(core, layer, source, to)
+            case program.LatentAttention(NativeLatentAttention() as core, layer):
+                self._latent_attention(core, layer, instruction)
             case program.Experts(NativeExperts() as experts, source, logits, to):
                 self._kept.append(experts)
                 size = experts.hidden_size
@@ -113,6 +116,15 @@ class NativeProgram:
 
         self._add(ATTENTION, source, to, core.out_features, core.out_features, bind=bind)
 
+    def _latent_attention(
+        self, core: NativeLatentAttention, layer: str, how: program.LatentAttention
+    ) -> None:
+        def bind(states: States, angles: Angles) -> ctypes.Structure:  # noqa: ARG001
+            return core.bind(cast(LatentPages, states[layer]).latents)
+
+        size, queries = core.out_features, NOWHERE if how.queries is None else how.queries
+        self._add(LATENT_ATTENTION, how.given, how.to, size, size, beside=queries, bind=bind)
+
     def __call__(
         self,
         stream_ND: Tensor,
@@ -125,15 +137,20 @@ class NativeProgram:
         if self._bound is None or self._bound[0] is not states:
             self._bound = (states, self._bind(states, angles))
         instructions, num_tokens = self._bound[1], stream_ND.shape[0]
-        first, second = self._widths[FIRST], self._widths[SECOND]
-        scratch = stream_ND.new_empty(num_tokens * (first + second))
+        widths = [self._widths[buffer] for buffer in (FIRST, SECOND, THIRD)]
+        scratch = stream_ND.new_empty(num_tokens * sum(widths))
+        first, second, third = (
+            scratch.data_ptr() + num_tokens * sum(widths[:before]) * scratch.element_size()
+            for before in range(3)
+        )
         result = stream_ND.new_empty(num_tokens, self._widths[RESULT])
         buffers = (ctypes.c_void_p * len(Buffer))(
             native.address(stream_ND),
-            scratch.data_ptr(),
-            scratch.data_ptr() + num_tokens * first * scratch.element_size(),
+            first,
+            second,
             result.data_ptr(),
             None if given_ND is None else native.address(given_ND),
+            third,
         )
         self._kernel(instructions, len(instructions), buffers, num_tokens, step.address(angles))
         return result

@@ -28,9 +28,11 @@ class Buffer(IntEnum):
     RESULT = 3
     GIVEN = 4
     """A second input that the caller brings; it is only read."""
+    THIRD = 5
+    """Takes turns with FIRST and SECOND where a layer needs one more."""
 
 
-STREAM, FIRST, SECOND, RESULT, GIVEN = Buffer
+STREAM, FIRST, SECOND, RESULT, GIVEN, THIRD = Buffer
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,18 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class LatentAttention:
+    """The core of a latent attention layer. `layer` is the name by which its state is found; `queries` and `given` are
+    what the core takes. Without `queries` and `to`, only latents are written."""
+
+    core: interfaces.LatentAttention
+    layer: str
+    queries: Buffer | None
+    given: Buffer
+    to: Buffer | None
+
+
+@dataclass(frozen=True)
 class Experts:
     """A layer's experts, added to what is in the buffer `to`; `logits` is the buffer of the router's outputs."""
 
@@ -97,7 +111,7 @@ class Experts:
     to: Buffer
 
 
-Instruction = Norm | Gemm | SiluMul | DeltaNet | Attention | Experts
+Instruction = Norm | Gemm | SiluMul | DeltaNet | Attention | LatentAttention | Experts
 
 
 class CompiledProgram(Protocol):

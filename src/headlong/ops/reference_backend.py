@@ -12,7 +12,9 @@ from headlong.ops.backend import Backend, Draw, Penalise, Sample
 from headlong.ops.delta_net.reference import DeltaNetWeights, ReferenceDeltaNet
 from headlong.ops.embedding.reference import ReferenceEmbedding
 from headlong.ops.gated_attention.reference import GatedAttentionWeights, ReferenceGatedAttention
-from headlong.ops.interfaces import DeltaNet, Embedding, Experts, GatedAttention
+from headlong.ops.interfaces import DeltaNet, Embedding, Experts, GatedAttention, LatentAttention
+from headlong.ops.latent_attention.reference import ReferenceLatentAttention
+from headlong.ops.latent_attention.weights import LatentAttentionWeights
 from headlong.ops.linear.biased import BiasedLinear
 from headlong.ops.linear.invariance import RowLinear, find_tile
 from headlong.ops.linear.linear import Argmax, Linear, Projection, Shard, SiluMul
@@ -166,6 +168,9 @@ class ReferenceBackend(Backend):
 
     def gated_attention(self, weights: GatedAttentionWeights) -> GatedAttention:
         return ReferenceGatedAttention(weights)
+
+    def latent_attention(self, weights: LatentAttentionWeights) -> LatentAttention:
+        return ReferenceLatentAttention(weights, self.activation_dtype)
 
     def delta_net(self, weights: DeltaNetWeights) -> DeltaNet:
         return ReferenceDeltaNet(weights)

@@ -4,6 +4,7 @@
  * Legend. D head_dim, H query heads, KV key heads. A projected token is queries [H, D], keys [KV, D], gates [H, D] if
  * there are any, values [KV, D]. */
 #include "arithmetic.h"
+#include "attend.h"
 #include "cores.h"
 #include "threads.h"
 #include "workspace.h"
@@ -14,58 +15,6 @@ typedef struct {
     float *result;
     const Step *step;
 } Call;
-
-/* Reads a stored key or value vector in place when it is float, through `scratch` when it is not. */
-INLINE const float *load_vector(const void *cache, int64_t at, int64_t count, int is_float, float *scratch) {
-    if (is_float) return (const float *)cache + at;
-    const uint16_t *h = (const uint16_t *)cache + at;
-    for (int64_t i = 0; i < count; i++) scratch[i] = from_bf16(h[i]);
-    return scratch;
-}
-
-INLINE void store_vector(void *cache, int64_t at, const float *from, int64_t count, int is_float) {
-    if (is_float) {
-        memcpy((float *)cache + at, from, count * sizeof(float));
-    } else {
-        uint16_t *h = (uint16_t *)cache + at;
-        for (int64_t i = 0; i < count; i++) h[i] = to_bf16(from[i]);
-    }
-}
-
-/* The `num_queries` queries that share one key head, so that each key and value is read once. A constant D lets
- * the compiler unroll the inner loops. */
-INLINE void attend(const Attention *net, const float *q, int64_t num_queries, const int64_t *pages, int64_t kv,
-                   int64_t length, float *scores, float *out, float *scratch, const int64_t D) {
-    const int64_t width = net->padded_dim, page_size = net->page_size;
-    const int64_t page_stride = net->num_kv_heads * page_size * width, head = kv * page_size * width;
-    for (int64_t first = 0, page = 0; first < length; first += page_size, page++) {
-        const int64_t at = pages[page] * page_stride + head;
-        const int64_t count = length - first < page_size ? length - first : page_size;
-        for (int64_t p = 0; p < count; p++) {
-            const float *k = load_vector(net->keys, at + p * width, D, net->is_float, scratch);
-            for (int64_t g = 0; g < num_queries; g++) scores[g * length + first + p] = dot(q + g * D, k, D);
-        }
-    }
-    for (int64_t g = 0; g < num_queries; g++) {
-        float *own = scores + g * length, max_score = -INFINITY, total = 0.0f;
-        for (int64_t p = 0; p < length; p++) max_score = own[p] > max_score ? own[p] : max_score;
-        for (int64_t p = 0; p < length; p++) own[p] = exponential(own[p] - max_score);
-        for (int64_t p = 0; p < length; p++) total += own[p];
-        for (int64_t p = 0; p < length; p++) own[p] /= total;
-    }
-    for (int64_t i = 0; i < num_queries * D; i++) out[i] = 0.0f;
-    for (int64_t first = 0, page = 0; first < length; first += page_size, page++) {
-        const int64_t at = pages[page] * page_stride + head;
-        const int64_t count = length - first < page_size ? length - first : page_size;
-        for (int64_t p = 0; p < count; p++) {
-            const float *v = load_vector(net->values, at + p * width, D, net->is_float, scratch);
-            for (int64_t g = 0; g < num_queries; g++) {
-                float weight = scores[g * length + first + p], *own = out + g * D;
-                for (int64_t d = 0; d < D; d++) own[d] += weight * v[d];
-            }
-        }
-    }
-}
 
 /* Norms and rotates head h of a token (queries, then keys). Without norms, queries are scaled and keys stay as they
  * are. */
@@ -97,6 +46,9 @@ INLINE void attention_head(const Call *c, int64_t r, int64_t kv) {
     float *q = workspace(CORE, (num_queries + 3) * D + num_queries * c->step->max_length), *k = q + num_queries * D,
           *head = k + D;
     float *scratch = head + D, *scores = scratch + D;
+    const int64_t head_size = net->page_size * net->padded_dim;
+    const Pages cache = {net->keys, net->values, kv * head_size, KV * head_size, net->page_size, net->padded_dim,
+                         net->is_float};
     int64_t token = first_token(c->step, r);
     for (int64_t t = 0; t < row[QUERY_LEN]; t++, token++) {
         const int64_t position = row[START] + t;
@@ -110,7 +62,7 @@ INLINE void attention_head(const Call *c, int64_t r, int64_t kv) {
             prepare(net, x + first + g * D, kv * num_queries + g, cos, sin, head, q + g * D);
         float *out = c->result + token * H * D + first;
         switch (D) {
-#define ATTEND(DIM) attend(net, q, num_queries, pages, kv, position + 1, scores, out, scratch, DIM)
+#define ATTEND(DIM) attend(&cache, q, num_queries, pages, position + 1, scores, out, scratch, DIM, DIM)
         case 64: ATTEND(64); break;
         case 128: ATTEND(128); break;
         case 256: ATTEND(256); break;

@@ -1,8 +1,11 @@
 /* The cores of DeltaNet and attention layers: what lies between a layer's two projections, for all rows of a step.
- * ops/delta_net/native.py, ops/gated_attention/native.py and ops/native_step.py mirror these structures. */
+ * ops/delta_net/native.py, ops/gated_attention/native.py, ops/latent_attention/native.py and ops/native_step.py mirror
+ * these structures. */
 #ifndef HEADLONG_CORES_H
 #define HEADLONG_CORES_H
 #include <stdint.h>
+
+#include "matmul.h"
 
 /* Columns of a step's table of rows: the state slot, the position of the first token, the tokens (drafts are the last
  * ones), and how many drafts of the step before are to be replayed. */
@@ -33,10 +36,23 @@ typedef struct {
     int is_float;        /* whether the cache is float or bfloat16 */
 } Attention;
 
+typedef struct {
+    int64_t num_heads, plain_dim, rope_dim, rank, value_dim, interleaved, page_size, padded_width;
+    const float *norm; /* [rank] */
+    float eps, scale;
+    const Matrix *keys, *values; /* of each head: [rank, plain_dim] and [value_dim, rank] */
+    void *latents;               /* [pages, page_size, padded_width] */
+    int is_float;                /* whether the cache is float or bfloat16 */
+} LatentAttention;
+
 void headlong_delta_net(const DeltaNet *net, const float *projected, float *result, const Step *step);
 
 /* With a null `result`, only keys and values are written. */
 void headlong_attention(const Attention *net, const float *projected, float *result, const Step *step);
+
+/* With a null `result`, only latents are written, and queries are not read. */
+void headlong_latent_attention(const LatentAttention *net, const float *queries, const float *given, float *result,
+                               const Step *step);
 
 /* The index of the first token of row `r` among all tokens of the step. */
 static inline int64_t first_token(const Step *step, int64_t r) {

@@ -6,16 +6,16 @@
 #include "threads.h"
 #include "workspace.h"
 
-enum { NORM, MATMUL, SILU_MUL, DELTA_NET, ATTENTION, EXPERTS };
+enum { NORM, MATMUL, SILU_MUL, DELTA_NET, ATTENTION, EXPERTS, LATENT_ATTENTION };
 enum { SHARED_ROWS = 8 }; /* fewer rows of a norm or a gate are not worth a second thread */
 
 typedef struct {
     int64_t kind, input, output; /* buffers; output < 0: only the state is wanted */
-    int64_t second_input;        /* a second buffer that is read: the logits of EXPERTS */
+    int64_t second_input;        /* a second buffer that is read: the logits of EXPERTS, the queries of LATENT_ATTENTION */
     int64_t size, stride_out;    /* of a row of `output`: numbers written, and numbers from one row to the next */
     int64_t first_column;        /* the first number of each row of `output` that is written */
     int64_t add;                 /* whether MATMUL adds to `output` */
-    const void *operand;         /* Matrix, DeltaNet, Attention, Experts, or a norm's weight */
+    const void *operand;         /* Matrix, DeltaNet, Attention, Experts, LatentAttention, or a norm's weight */
     double eps;
 } Instruction;
 
@@ -74,6 +74,11 @@ void headlong_run(const Instruction *program, int64_t num_instructions, float *c
         case SILU_MUL: headlong_silu_mul(input, output, num_tokens, i->size, num_threads); break;
         case DELTA_NET: headlong_delta_net(i->operand, input, output, step); break;
         case ATTENTION: headlong_attention(i->operand, input, output, step); break;
+        case LATENT_ATTENTION: {
+            const float *queries = i->second_input < 0 ? 0 : buffers[i->second_input];
+            headlong_latent_attention(i->operand, queries, input, output, step);
+            break;
+        }
         case EXPERTS:
             headlong_experts(i->operand, input, buffers[i->second_input], output, num_tokens, num_threads);
             break;
