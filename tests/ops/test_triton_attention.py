@@ -4,8 +4,6 @@ import random
 
 import pytest
 import torch
-import triton.language as tl
-from triton.runtime import interpreter
 
 from headlong.ops.gated_attention import triton as op
 from headlong.ops.gated_attention.reference import GatedAttentionWeights, ReferenceGatedAttention
@@ -13,6 +11,7 @@ from headlong.ops.gated_attention.triton import TritonGatedAttention
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.paged_attention.reference import HEAD_ALIGN
 from headlong.ops.rope.reference import Rotary, angles
+from support import interpreter
 from support.ragged import Share, gather, plan_rows, scatter, schedule, token_by_token
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -43,25 +42,7 @@ def draw(lengths, weights, seed=20):
 
 @pytest.fixture(autouse=True)
 def true_bfloat16(monkeypatch):
-    """Triton's interpreter holds bfloat16 as whole numbers: it would multiply those, and cuts instead of rounding."""
-    dot, convert = interpreter.InterpreterBuilder.create_dot, interpreter._convert_float
-
-    def rounding(x, source, target, mode):
-        if (source, target) != (tl.float32, tl.bfloat16):
-            return convert(x, source, target, mode)
-        return torch.tensor(x).bfloat16().view(torch.uint16).numpy()
-
-    def widened(x):
-        return (
-            x if x.dtype.scalar != tl.bfloat16 else interpreter.interpreter_builder.cast_impl(x, tl.float32)
-        )
-
-    monkeypatch.setattr(interpreter, "_convert_float", rounding)
-    monkeypatch.setattr(
-        interpreter.InterpreterBuilder,
-        "create_dot",
-        lambda self, a, b, *rest: dot(self, widened(a), widened(b), *rest),
-    )
+    interpreter.round_bfloat16(monkeypatch)
 
 
 class Pages:

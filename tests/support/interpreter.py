@@ -90,3 +90,29 @@ def _multiply_evenly(interpreter: Any) -> None:
         return interpreter.TensorHandle(total + added.data, added.dtype.scalar)
 
     interpreter.InterpreterBuilder.create_dot = dot
+
+
+def round_bfloat16(monkeypatch: Any) -> None:
+    """Triton's interpreter holds bfloat16 as whole numbers: it would multiply those, and cuts instead of rounding."""
+    import torch
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    dot, convert = interpreter.InterpreterBuilder.create_dot, interpreter._convert_float
+
+    def rounding(x: Any, source: Any, target: Any, mode: Any) -> Any:
+        if (source, target) != (tl.float32, tl.bfloat16):
+            return convert(x, source, target, mode)
+        return torch.tensor(x).bfloat16().view(torch.uint16).numpy()
+
+    def widened(x: Any) -> Any:
+        return (
+            x if x.dtype.scalar != tl.bfloat16 else interpreter.interpreter_builder.cast_impl(x, tl.float32)
+        )
+
+    monkeypatch.setattr(interpreter, "_convert_float", rounding)
+    monkeypatch.setattr(
+        interpreter.InterpreterBuilder,
+        "create_dot",
+        lambda self, a, b, *rest: dot(self, widened(a), widened(b), *rest),
+    )

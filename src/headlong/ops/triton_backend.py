@@ -18,7 +18,9 @@ from headlong.ops.draw.triton import draw
 from headlong.ops.draw.triton_sample import sample
 from headlong.ops.gated_attention.reference import GatedAttentionWeights
 from headlong.ops.gated_attention.triton import TritonGatedAttention
-from headlong.ops.interfaces import DeltaNet, Experts, GatedAttention
+from headlong.ops.interfaces import DeltaNet, Experts, GatedAttention, LatentAttention
+from headlong.ops.latent_attention.triton import TritonLatentAttention
+from headlong.ops.latent_attention.weights import LatentAttentionWeights
 from headlong.ops.linear.linear import Linear, Projection, SiluMul
 from headlong.ops.linear.triton import TritonLinear
 from headlong.ops.linear.triton_projection import TritonProjection
@@ -112,6 +114,9 @@ class TritonBackend(ReferenceBackend):
 
     def gated_attention(self, weights: GatedAttentionWeights) -> GatedAttention:
         return TritonGatedAttention(weights, self.dtype)
+
+    def latent_attention(self, weights: LatentAttentionWeights) -> LatentAttention:
+        return TritonLatentAttention(weights, self.dtype)
 
     def delta_net(self, weights: DeltaNetWeights) -> DeltaNet:
         return TritonDeltaNet(weights, self.dtype)

@@ -94,19 +94,21 @@ def split_start(split, FIRST_SPLIT: tl.constexpr, SPLITS_PER_SIZE: tl.constexpr)
 
 @triton.jit
 def row_of_tile(
-    tile, rows_ptr, first_token, num_tokens, num_rows, BLOCK_R: tl.constexpr, TILE_TOKENS: tl.constexpr
-):
-    """Which row a tile belongs to, and which of the row's tiles it is, in a launch that takes only some tokens.
+    tile, rows_ptr, first_token, num_tokens, num_rows, BLOCK_R: tl.constexpr, TILE: tl.constexpr,
+    PER_TOKEN: tl.constexpr = 1,
+):  # fmt: skip
+    """Which row a tile belongs to, and which of the row's tiles it is, in a launch that takes only some tokens. A tile
+    has TILE queries, PER_TOKEN of each token.
 
-    A row of n tokens has ⌈n / TILE_TOKENS⌉ tiles, or one more that stays empty: a row begins at a tile that is known
-    from the tokens and rows before it alone.
+    A row of n queries has ⌈n / TILE⌉ tiles, or one more that stays empty: a row begins at a tile that is known from the
+    tokens and rows before it alone.
     """
     found, begin = 0, 0
     for base in range(0, num_rows, BLOCK_R):
         row = base + tl.arange(0, BLOCK_R)
         first = tl.load(rows_ptr + row * FIELDS + FIRST_TOKEN, mask=row < num_rows, other=0)
         before = tl.minimum(tl.maximum(first - first_token, 0), num_tokens)
-        begins = (before + row * (TILE_TOKENS - 1)) // TILE_TOKENS
+        begins = (before * PER_TOKEN + row * (TILE - 1)) // TILE
         reached = (row < num_rows) & (begins <= tile)
         found += tl.sum(reached.to(tl.int32), 0)
         begin = tl.maximum(begin, tl.max(tl.where(reached, begins, 0), 0))
