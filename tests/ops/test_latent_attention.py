@@ -9,7 +9,7 @@ import torch
 from headlong.ops import native
 from headlong.ops.latent_attention.native import NativeLatentAttention
 from headlong.ops.latent_attention.reference import ReferenceLatentAttention
-from headlong.ops.latent_attention.weights import LatentAttentionWeights
+from headlong.ops.latent_attention.weights import LatentAttentionWeights, LatentSizes
 from headlong.ops.linear.native_source import Source
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.rope.reference import Rotary, angles
@@ -19,7 +19,7 @@ from support.ragged import Share, gather, plan_rows, scatter, schedule, token_by
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CPU = torch.device("cpu")
-SIZES = [(4, 32, 16, 16, 24), (5, 19, 7, 6, 9), (20, 64, 32, 16, 32)]
+SIZES = [(4, 32, 16, 16, 24), (5, 19, 7, 6, 9)]
 """Heads, rank, plain and rotary part, values."""
 
 
@@ -30,28 +30,28 @@ def randn(*shape, seed):
 def make(sizes, interleaved=True, device=CPU):
     heads, rank, plain, rope, values = sizes
     return LatentAttentionWeights(
-        scale=0.3,
-        interleaved=interleaved,
+        LatentSizes(heads, rank, plain, rope, values, scale=0.3, interleaved=interleaved),
         norm=RmsNorm((1.0 + 0.3 * randn(rank, seed=1)).to(device), 1e-6),
         keys_HRP=(randn(heads, plain, rank, seed=2) * plain**-0.5).to(device).transpose(1, 2),
         values_HVR=(randn(heads, values, rank, seed=3) * rank**-0.5).to(device),
-        rope_dim=rope,
     )
 
 
 def reference(weights):
-    return ReferenceLatentAttention(weights, torch.float32), CPU
+    """The net, the reference with the same weights, and their device."""
+    true = ReferenceLatentAttention(weights, torch.float32)
+    return true, true, CPU
 
 
 def in_c(weights):
     if (reason := native.refusal(torch.float32, CPU)) is not None:
         pytest.skip(f"native kernels {reason}")
-    return NativeLatentAttention.load(weights, Source.of), CPU
+    return NativeLatentAttention.load(weights, Source.of), reference(weights)[0], CPU
 
 
 def on_gpu(weights):
     triton = pytest.importorskip("headlong.ops.latent_attention.triton")
-    return triton.TritonLatentAttention(weights), DEVICE
+    return triton.TritonLatentAttention(weights), reference(weights)[0], DEVICE
 
 
 NETS = {"reference": reference, "native": in_c, "triton": on_gpu}
@@ -129,13 +129,12 @@ def prepare(net, rows, table, page_size):
 
 def run(made, sequences, steps, dtype=torch.float32, page_size=16, seed=0, known=()):
     """The first `known` tokens of each row are in the cache before the first step."""
-    net, device = made
-    cache = Pages([len(s) for s in sequences], net.weights, dtype, device, page_size, seed)
+    net, true, device = made
+    cache = Pages([len(s) for s in sequences], net.sizes, dtype, device, page_size, seed)
     for row, count in enumerate(known):
         if count:
-            true = ReferenceLatentAttention(net.weights, torch.float32)
             cache.call(true, sequences[row][:count], [Share(row, 0, count)], write=True)
-    w = net.weights
+    w = net.sizes
     results = [torch.zeros(len(s), w.num_heads * w.value_dim, device=device) for s in sequences]
     generator = torch.Generator().manual_seed(1)
     for step in steps:
@@ -143,13 +142,16 @@ def run(made, sequences, steps, dtype=torch.float32, page_size=16, seed=0, known
     return results
 
 
-def expanded(w, sequence):
+def expanded(weights, sequence):
     """Every head's keys and values made of each latent, by the definition, in float64."""
+    w = weights.sizes
     sequence, count = sequence.double(), len(sequence)
     query_size = w.num_heads * (w.plain_dim + w.rope_dim)
     plain, rotary = sequence[:, :query_size].view(count, w.num_heads, -1).split((w.plain_dim, w.rope_dim), -1)
     latent, key_rotary = sequence[:, query_size:].split((w.rank, w.rope_dim), -1)
-    latent = latent * (latent.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * w.norm.weight * w.rank**-0.5
+    latent = (
+        latent * (latent.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * weights.norm.weight * w.rank**-0.5
+    )
     frequencies = 10000.0 ** -(torch.arange(0, w.rope_dim, 2, dtype=torch.float64) / w.rope_dim)
     turn = torch.polar(torch.full((), 1.2, dtype=torch.float64), torch.arange(count)[:, None] * frequencies)
 
@@ -157,11 +159,11 @@ def expanded(w, sequence):
         pairs = x.unflatten(-1, (-1, 2)) if w.interleaved else x.unflatten(-1, (2, -1)).transpose(-1, -2)
         return torch.view_as_complex(pairs.contiguous()) * turn.view(count, *[1] * (x.dim() - 2), -1)
 
-    keys = torch.einsum("hrp,nr->nhp", w.keys_HRP.double(), latent)
+    keys = torch.einsum("hrp,nr->nhp", weights.keys_HRP.double(), latent)
     scores = torch.einsum("nhp,mhp->hnm", plain, keys)
     scores = scores + torch.einsum("nhe,me->hnm", turned(rotary), turned(key_rotary).conj()).real
     scores = (scores * w.scale).masked_fill(~torch.ones(count, count, dtype=torch.bool).tril(), -torch.inf)
-    values = torch.einsum("hvr,nr->nhv", w.values_HVR.double(), latent)
+    values = torch.einsum("hvr,nr->nhv", weights.values_HVR.double(), latent)
     return torch.einsum("hnm,mhv->nhv", scores.softmax(-1), values).flatten(1)
 
 
@@ -170,7 +172,7 @@ def expanded(w, sequence):
 @pytest.mark.parametrize("net", NETS)
 def test_it_is_attention_to_expanded_latents(net, sizes, interleaved):
     made = NETS[net](make(sizes, interleaved, CPU if net != "triton" else DEVICE))
-    sequences = draw([7, 1, 35], made[0].weights)
+    sequences = draw([7, 1, 35], made[0].sizes)
     steps = [[Share(0, 0, 5), Share(1, 0, 1)], [Share(2, 33, 2), Share(0, 5, 1, drafts=2, accept=1)]]
     found = run(made, sequences, steps, known=(0, 0, 33))
     w = make(sizes, interleaved)
@@ -184,7 +186,7 @@ def test_bfloat16_cache(net):
     """Queries and softmax weights may be rounded as the cache is."""
     sizes, steps = SIZES[0], [[Share(0, 40, 4), Share(1, 0, 3)]]
     weights = make(sizes, device=CPU if net != "triton" else DEVICE)
-    sequences = draw([44, 3], weights)
+    sequences = draw([44, 3], weights.sizes)
     found, wanted = (
         run(made, sequences, steps, torch.bfloat16, known=(40,))
         for made in (NETS[net](weights), reference(make(sizes)))
@@ -198,7 +200,7 @@ def test_bfloat16_cache(net):
 def test_bits_do_not_depend_on_company_chunks_or_drafts(net, dtype):
     sizes, lengths = (3, 20, 8, 6, 12), [7, 2, 11]
     made = NETS[net](make(sizes, device=CPU if net != "triton" else DEVICE))
-    sequences = draw(lengths, made[0].weights)
+    sequences = draw(lengths, made[0].sizes)
     alone = [run(made, sequences, token_by_token(row, n), dtype)[row] for row, n in enumerate(lengths)]
     for seed in range(2):
         mixed = run(made, sequences, schedule(lengths, seed, max_drafts=4), dtype, seed=seed)
@@ -211,7 +213,7 @@ def test_bits_over_several_splits(net):
     """The last tokens of a long context one by one, at once, and in the company of a longer row and a prompt. They
     pass the ends of a block, a page, a tile and a split."""
     made = NETS[net](make((3, 20, 8, 6, 12), device=CPU if net != "triton" else DEVICE))
-    sequences = draw([199, 320, 9], made[0].weights)
+    sequences = draw([199, 320, 9], made[0].sizes)
     ways = (
         [[Share(0, at, 1)] for at in range(187, 199)],
         [[Share(0, 187, 12)]],
@@ -229,9 +231,9 @@ def test_bits_over_several_splits(net):
 @pytest.mark.parametrize("net", NETS)
 def test_writing_leaves_what_attending_leaves(net, dtype):
     made = NETS[net](make((3, 20, 8, 6, 12), device=CPU if net != "triton" else DEVICE))
-    (tokens,), left = draw([18], made[0].weights), []
+    (tokens,), left = draw([18], made[0].sizes), []
     for write in (False, True):
-        cache = Pages([18], made[0].weights, dtype, made[1])
+        cache = Pages([18], made[0].sizes, dtype, made[2])
         cache.call(made[0], tokens, [Share(0, 0, 18)], write=write)
         left.append(cache.latents.nan_to_num(7.0))
     assert torch.equal(*left)

@@ -17,6 +17,7 @@ from headlong.config import EngineConfig
 from headlong.engine.assemble import assemble
 from headlong.engine.build import Built, build, survey
 from headlong.state.delta_net import DeltaNetState
+from headlong.state.latent_kv import LatentKv
 from headlong.state.paged_kv import PagedKv
 from headlong.types import Draft, Plan, Request, RowPlan, Verdict
 
@@ -215,6 +216,11 @@ def kept(driver: Driver, row: str) -> dict[str, Tensor]:
             for kind, cache in (("keys", layer.keys), ("values", layer.values)):
                 whole = cache[pages].transpose(1, 2).flatten(0, 1)  # [positions, heads, head dim]
                 found[f"{name} {kind}"] = whole[: held.length, :, :head_dim]
+        elif isinstance(layer, LatentKv):
+            latent = driver.engine.model.config.latent
+            assert latent is not None
+            width = latent.rank + latent.rope_dim
+            found[f"{name} latents"] = layer.latents[pages].flatten(0, 1)[: held.length, :width]
         elif isinstance(layer, DeltaNetState):
             past = driver.engine.runner.conv_kernel - 1
             found[f"{name} window"] = layer.windows[slot, held.num_replay : held.num_replay + past]
@@ -226,9 +232,11 @@ def kept(driver: Driver, row: str) -> dict[str, Tensor]:
 def poison(driver: Driver) -> None:
     """Fills every place of the state with NaN: what is read without having been written shows."""
     for layer in driver.state.layers.values():
-        tensors = [layer.keys, layer.values] if isinstance(layer, PagedKv) else [layer.windows]
-        if isinstance(layer, DeltaNetState):
-            tensors.extend(vars(layer.delta).values())
+        tensors = (
+            [layer.windows, *vars(layer.delta).values()]
+            if isinstance(layer, DeltaNetState)
+            else vars(layer).values()
+        )
         for tensor in tensors:
             tensor.fill_(torch.nan)
     driver.state.carry_SD.fill_(torch.nan)

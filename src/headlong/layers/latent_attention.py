@@ -9,7 +9,7 @@ from torch import Tensor
 from headlong.layers.context import Context
 from headlong.layers.weights import Scope
 from headlong.ops import program
-from headlong.ops.latent_attention.weights import LatentAttentionWeights
+from headlong.ops.latent_attention.weights import LatentAttentionWeights, LatentSizes
 from headlong.ops.linear.linear import Shard
 from headlong.ops.norm.normed import Norm, Normed
 from headlong.ops.norm.reference import RmsNorm
@@ -69,12 +69,10 @@ class LatentAttention:
         stored = _plain(scope.matrix("kv_b_proj", c.num_heads * size, c.rank), scope.ops.dtype)
         keys_HPR, values_HVR = stored.view(c.num_heads, size, c.rank).split((c.plain_dim, c.value_dim), dim=1)
         return LatentAttentionWeights(
-            scale=c.scale,
-            interleaved=c.interleaved,
+            LatentSizes(c.num_heads, c.rank, c.plain_dim, c.rope_dim, c.value_dim, c.scale, c.interleaved),
             norm=RmsNorm(scope.norm_weight("kv_a_layernorm", c.rank, centred=False), c.eps),
             keys_HRP=keys_HPR.transpose(1, 2),
             values_HVR=values_HVR,
-            rope_dim=c.rope_dim,
         )
 
     @property

@@ -38,7 +38,8 @@ class NativeLatentAttention:
         self, weights: LatentAttentionWeights, keys: Sequence[NativeLinear], values: Sequence[NativeLinear]
     ) -> None:
         """`keys` and `values` are the heads' own matrices, laid out."""
-        w = self.weights = weights
+        w = self.sizes = weights.sizes
+        self.norm = weights.norm
         self.out_features = w.num_heads * w.value_dim
         self._kept = (keys, values)
         self._keys, self._values = _structs(keys), _structs(values)
@@ -89,7 +90,7 @@ class NativeLatentAttention:
 
     def bind(self, latents: Tensor) -> LatentAttentionStruct:
         """Binds weights and cache as the kernel takes them; they must outlive it."""
-        w = self.weights
+        w = self.sizes
         assert latents.dtype in (torch.float32, torch.bfloat16) and latents.is_contiguous()
         return LatentAttentionStruct(
             w.num_heads,
@@ -99,8 +100,8 @@ class NativeLatentAttention:
             w.value_dim,
             w.interleaved,
             *latents.shape[1:],
-            native.address(w.norm.weight),
-            float(w.norm.eps),
+            native.address(self.norm.weight),
+            float(self.norm.eps),
             w.scale,
             ctypes.addressof(self._keys),
             ctypes.addressof(self._values),

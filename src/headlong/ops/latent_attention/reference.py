@@ -26,7 +26,7 @@ class ReferenceLatentAttention:
 
     def __init__(self, weights: LatentAttentionWeights, dtype: torch.dtype) -> None:
         """`dtype` is what heads' own matrices are multiplied in."""
-        self.weights = weights
+        self.sizes, self.norm = weights.sizes, weights.norm
         self._into_keys_HPR = weights.keys_HRP.to(dtype).transpose(1, 2).contiguous()
         self._into_values_HRV = weights.values_HVR.to(dtype).transpose(1, 2).contiguous()
 
@@ -36,7 +36,7 @@ class ReferenceLatentAttention:
         """Returns [N, heads · values], and writes the tokens' latents into their pages."""
         self.write(given, latents, angles, step)
         assert isinstance(step, PreparedAttention)
-        w, num_tokens = self.weights, queries.shape[0]
+        w, num_tokens = self.sizes, queries.shape[0]
         plain, rotary = queries.view(num_tokens, w.num_heads, -1).split((w.plain_dim, w.rope_dim), dim=-1)
         absorbed = _each_head(plain, self._into_keys_HPR)
         q_NHD = torch.cat([absorbed, rotate(self._halves(rotary), angles)], -1) * w.scale
@@ -47,14 +47,14 @@ class ReferenceLatentAttention:
     def write(self, given: Tensor, latents: Tensor, angles: Angles, step: PreparedStep) -> None:
         """Writes the tokens' latents, and computes nothing else."""
         assert isinstance(step, PreparedAttention)
-        w = self.weights
+        w = self.sizes
         latent, rotary = given.split((w.rank, w.rope_dim), dim=-1)
         rotated = rotate(self._halves(rotary)[:, None], angles)
-        paged_attention.write(latents[:, None], torch.cat([w.norm(latent)[:, None], rotated], -1), step)
+        paged_attention.write(latents[:, None], torch.cat([self.norm(latent)[:, None], rotated], -1), step)
 
     def _halves(self, rotary: Tensor) -> Tensor:
         """Brings the two numbers of each pair into two halves."""
-        if not self.weights.interleaved:
+        if not self.sizes.interleaved:
             return rotary
         return rotary.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
 

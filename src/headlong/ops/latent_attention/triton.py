@@ -39,10 +39,11 @@ class TritonLatentAttention:
 
     def __init__(self, weights: LatentAttentionWeights, dtype: torch.dtype = torch.float32) -> None:
         """`dtype` is that of the result, and of heads' own matrices."""
-        self.weights = w = weights
+        w = self.sizes = weights.sizes
+        self.norm = weights.norm
         self.dtype = dtype
-        self.keys_HRP, self.values_HVR = w.keys_HRP.to(dtype), w.values_HVR.to(dtype)
-        self.sizes = {
+        self.keys_HRP, self.values_HVR = weights.keys_HRP.to(dtype), weights.values_HVR.to(dtype)
+        self.widths = {
             "HEADS": w.num_heads,
             "RANK": w.rank,
             "ROPE": w.rope_dim,
@@ -55,7 +56,7 @@ class TritonLatentAttention:
     ) -> Tensor:
         """Returns [N, heads · values], and writes the tokens' latents into their pages."""
         assert isinstance(step, TritonStep)
-        w, num_tokens = self.weights, queries.shape[0]
+        w, num_tokens = self.sizes, queries.shape[0]
         absorbed = latents.new_empty(num_tokens, w.num_heads, w.rank + w.rope_dim)
         self._rotate(queries, given, absorbed, latents, angles, step, first_head=0)
         projected = queries.view(num_tokens, w.num_heads, w.plain_dim + w.rope_dim)
@@ -72,7 +73,7 @@ class TritonLatentAttention:
     def write(self, given: Tensor, latents: Tensor, angles: Angles, step: PreparedStep) -> None:
         """Writes the tokens' latents into their pages, and computes nothing else."""
         assert isinstance(step, TritonStep)
-        self._rotate(given, given, given, latents, angles, step, self.weights.num_heads)
+        self._rotate(given, given, given, latents, angles, step, self.sizes.num_heads)
 
     def _rotate(
         self,
@@ -86,13 +87,13 @@ class TritonLatentAttention:
     ) -> None:
         """Rotates the heads from `first_head` on and writes latents; `queries` and `absorbed` are not touched if there
         are no heads."""
-        w = self.weights
+        w = self.sizes
         assert latents.is_contiguous() and given.is_contiguous() and queries.is_contiguous()
         assert angles.cos.is_contiguous() and angles.sin.is_contiguous() and step.pages_RP.stride(1) == 1
         rotate_kernel[len(step.row_N), w.num_heads + 1 - first_head](
-            queries, given, absorbed, latents, angles.cos, angles.sin, w.norm.weight, w.norm.eps, step.row_N,
+            queries, given, absorbed, latents, angles.cos, angles.sin, self.norm.weight, self.norm.eps, step.row_N,
             step.position_N, step.pages_RP, first_head, step.pages_RP.stride(0), w.scale, PLAIN=w.plain_dim,
-            INTERLEAVED=w.interleaved, **self.sizes, **_cache_shape(latents), num_warps=1, **LAUNCH_OPTIONS,
+            INTERLEAVED=w.interleaved, **self.widths, **_cache_shape(latents), num_warps=1, **LAUNCH_OPTIONS,
         )  # fmt: skip
 
     def _each_head(self, x_NHX: Tensor, weights_HOI: Tensor, out_NHY: Tensor, scale: float) -> None:
@@ -118,7 +119,7 @@ class TritonLatentAttention:
         num_splits: int,
     ) -> None:
         """Attends with the queries of tokens first…first + count − 1, and combines the splits into `summed`."""
-        w, num_rows, device = self.weights, step.table_R6.shape[0], latents.device
+        w, num_rows, device = self.sizes, step.table_R6.shape[0], latents.device
         shape = (count, w.num_heads, num_splits)
         maxima, totals, sums = (
             torch.empty(size, dtype=torch.float32, device=device) for size in (shape, shape, (*shape, w.rank))
@@ -126,7 +127,7 @@ class TritonLatentAttention:
         num_tiles = (count * w.num_heads + num_rows * (QUERIES - 1)) // QUERIES
         attend_kernel[num_tiles, num_splits](
             absorbed, latents, maxima, totals, sums, step.table_R6, step.pages_RP, step.pages_RP.stride(0), first,
-            count, num_rows, num_splits, **self.sizes, **_cache_shape(latents), FIRST_SPLIT=FIRST_SPLIT,
+            count, num_rows, num_splits, **self.widths, **_cache_shape(latents), FIRST_SPLIT=FIRST_SPLIT,
             SPLITS_PER_SIZE=SPLITS_PER_SIZE, BLOCK_R=BLOCK_R, BLOCK_M=QUERIES, BLOCK_P=POSITIONS, num_warps=4,
             num_stages=2, **LAUNCH_OPTIONS,
         )  # fmt: skip
