@@ -195,8 +195,16 @@ def test_bfloat16_cache(net):
         torch.testing.assert_close(ours.cpu(), theirs, rtol=2e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize(
+    ("net", "dtype"),
+    [
+        pytest.param(
+            net, dtype, marks=[pytest.mark.slow] if (net, dtype) == ("triton", torch.float32) else []
+        )
+        for net in NETS
+        for dtype in DTYPES
+    ],
+)
 def test_bits_do_not_depend_on_company_chunks_or_drafts(net, dtype):
     sizes, lengths = (3, 20, 8, 6, 12), [7, 2, 11]
     made = NETS[net](make(sizes, device=CPU if net != "triton" else DEVICE))

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the driver wo
 
 FAMILIES = {
     "dense": ("dense", {}),
+    "latent": ("deepseek_v3", {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}),
     "experts": ("moe", {"num_hidden_layers": 2, "layer_types": [tiny.LINEAR, tiny.FULL]}),
     "experts, the shared one among them": (
         "moe",

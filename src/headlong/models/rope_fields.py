@@ -80,8 +80,8 @@ def _yarn(f: Fields, max_position: int) -> YarnScaling:
     original = _original(f)
     factor = f.float("factor", max_position / original, low=0.0, high=1e6)
     fast, slow = f.float("beta_fast", 32.0, low=0.0, high=1e6), f.float("beta_slow", 1.0, low=0.0, high=1e6)
-    if not slow < fast:
-        raise ConfigError(f"{f.where}: beta_fast ({fast:g}) must be above beta_slow ({slow:g})")
+    if slow > fast:
+        raise ConfigError(f"{f.where}: beta_fast ({fast:g}) must not be below beta_slow ({slow:g})")
     mscale, of_all = (f.float(name, 0.0, low=-1.0, high=1e3) for name in ("mscale", "mscale_all_dim"))
     usual = (
         yarn_magnitude(factor, mscale) / yarn_magnitude(factor, of_all)

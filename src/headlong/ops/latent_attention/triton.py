@@ -24,7 +24,7 @@ from headlong.ops.rope.reference import Angles
 from headlong.ops.triton_launch import LAUNCH_OPTIONS
 from headlong.ops.triton_step import TritonStep
 
-QUERIES, POSITIONS = 16, 32
+QUERIES, POSITIONS = 32, 32
 """The queries of a tile (BLOCK_M), heads of tokens one after the other, and the positions that are attended to at a
 time (BLOCK_P)."""
 TOKENS, OUTS, INS = 16, 64, 64
@@ -128,7 +128,7 @@ class TritonLatentAttention:
         attend_kernel[num_tiles, num_splits](
             absorbed, latents, maxima, totals, sums, step.table_R6, step.pages_RP, step.pages_RP.stride(0), first,
             count, num_rows, num_splits, **self.widths, **_cache_shape(latents), FIRST_SPLIT=FIRST_SPLIT,
-            SPLITS_PER_SIZE=SPLITS_PER_SIZE, BLOCK_R=BLOCK_R, BLOCK_M=QUERIES, BLOCK_P=POSITIONS, num_warps=4,
+            SPLITS_PER_SIZE=SPLITS_PER_SIZE, BLOCK_R=BLOCK_R, BLOCK_M=QUERIES, BLOCK_P=POSITIONS, num_warps=8,
             num_stages=2, **LAUNCH_OPTIONS,
         )  # fmt: skip
         combine_kernel[count, w.num_heads, triton.cdiv(w.rank, COMBINED_DIM)](
