@@ -54,6 +54,19 @@ EACH = {
     "odd sizes": ODD | {"intermediate_size": 50, "rms_norm_eps": 1e-6},
 }
 BIASED = {"attention_bias": True}
+ODD_LATENTS = {
+    "num_attention_heads": 5,
+    "num_key_value_heads": 5,
+    "hidden_size": 35,
+    "vocab_size": 61,
+    "q_lora_rank": 17,
+    "kv_lora_rank": 19,
+    "qk_nope_head_dim": 7,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 9,
+    "intermediate_size": 50,
+    "moe_intermediate_size": 11,
+}
 OWN = {
     "llama": {
         "biased": BIASED | {"mlp_bias": True},
@@ -90,6 +103,12 @@ OWN = {
         },
         "weights as they are": {"norm_topk_prob": False, "first_k_dense_replace": 0},
     },
+    "deepseek_v3": {
+        "odd sizes": ODD_LATENTS,
+        "yarn": {"rope": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}, "first_k_dense_replace": 3},
+        "queries at once, in halves": {"q_lora_rank": None, "rope_interleave": False, "attention_bias": True},
+    },
+    "glm4_moe_lite": {"odd sizes": ODD_LATENTS},
     "qwen3": {
         "biased": BIASED | {"head_dim": 24},
         "heads of 64": {"head_dim": 64, "rope": LLAMA3},

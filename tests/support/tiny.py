@@ -13,8 +13,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
+from transformers.models.deepseek_v3.configuration_deepseek_v3 import DeepseekV3Config
 from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
 from transformers.models.glm4_moe.configuration_glm4_moe import Glm4MoeConfig
+from transformers.models.glm4_moe_lite import modeling_glm4_moe_lite as glm4_moe_lite
+from transformers.models.glm4_moe_lite.configuration_glm4_moe_lite import Glm4MoeLiteConfig
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.mistral import modeling_mistral as mistral
@@ -65,6 +69,17 @@ PLAIN_SIZES = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+}
 LEAST = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -113,6 +128,12 @@ class _Family:
         if self.head is not None:
             return self.head(self, model, config, num_layers)
         return ReferenceHead(self.layer, self.norm, config, num_layers)
+
+
+def _flash_head(model: Any, config: Any, count: int) -> LayerHead:
+    """Its config does not say that it has a head."""
+    config.num_mtp_layers, config.mtp_mlp_layer_types = count, ["sparse"] * count
+    return LayerHead(model, count)
 
 
 FAMILIES = {
@@ -212,6 +233,24 @@ FAMILIES = {
         is_plain=True,
         arch="glm4moe",
         head=lambda _, model, __, count: LayerHead(model, count),
+    ),
+    "deepseek_v3": _Family(
+        DeepseekV3Config,
+        deepseek_v3.DeepseekV3ForCausalLM,
+        deepseek_v3.DeepseekV3DecoderLayer,
+        deepseek_v3.DeepseekV3RMSNorm,
+        PLAIN_SIZES | LATENT | {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1},
+        is_plain=True,
+        head=lambda _, model, __, count: LayerHead(model, count),
+    ),
+    "glm4_moe_lite": _Family(
+        Glm4MoeLiteConfig,
+        glm4_moe_lite.Glm4MoeLiteForCausalLM,
+        glm4_moe_lite.Glm4MoeLiteDecoderLayer,
+        glm4_moe_lite.Glm4MoeLiteRMSNorm,
+        PLAIN_SIZES | LATENT,
+        is_plain=True,
+        head=lambda _, model, config, count: _flash_head(model, config, count),
     ),
 }
 PLAIN_FAMILIES = [name for name, family in FAMILIES.items() if family.is_plain]

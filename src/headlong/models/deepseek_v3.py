@@ -7,12 +7,13 @@ from typing import Any
 from headlong.errors import ConfigError
 from headlong.layers.decoder import DecoderLayer
 from headlong.layers.latent_attention import LatentAttention, LatentAttentionConfig
-from headlong.layers.mlp import Mlp
 from headlong.layers.weights import Scope
 from headlong.models.config import FULL, MAX_LAYERS, ModelConfig
 from headlong.models.config_fields import attention, decoder, without_nulls
+from headlong.models.experts import biased_experts, feed_forward, first_dense_layers
 from headlong.models.family import Family
 from headlong.models.fields import Fields
+from headlong.models.glm4_moe import HEAD, NAMING
 from headlong.models.rope_fields import softmax_magnitude
 
 LATENT_EPS = 1e-6
@@ -34,8 +35,26 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
         layer_types=(FULL,) * count,
         tied=f.bool("tie_word_embeddings", False),
         latent=latent,
+        moe=biased_experts(f),
+        dense_layers=_dense_layers(f, count),
         centred_norms=False,
     )
+
+
+def _dense_layers(f: Fields, count: int) -> frozenset[int]:
+    """The layers without experts: listed layer by layer, or the first ones."""
+    types = f.data.get("mlp_layer_types")
+    if types is None:
+        return first_dense_layers(f, count)
+    if (
+        not isinstance(types, list)
+        or len(types) < count
+        or not {"dense", "sparse"}.issuperset(map(str, types))
+    ):
+        raise ConfigError(
+            f"{f.where}: mlp_layer_types must list {count} times 'dense' or 'sparse', not {types!r}"
+        )
+    return frozenset(i for i, kind in enumerate(types[:count]) if kind == "dense")
 
 
 def _latent(f: Fields) -> LatentAttentionConfig:
@@ -60,13 +79,13 @@ def _latent(f: Fields) -> LatentAttentionConfig:
     )
 
 
-def decoder_layer(config: ModelConfig, index: int | None, scope: Scope) -> DecoderLayer:  # noqa: ARG001 - all alike
+def decoder_layer(config: ModelConfig, index: int | None, scope: Scope) -> DecoderLayer:
     """A layer of the model, or, without an index, of its head."""
     assert config.latent is not None
     attention = LatentAttention(config.latent, scope("self_attn"))
     name, eps = scope.prefix.rstrip("."), config.eps
-    mlp = Mlp.load(config.hidden_size, config.intermediate_size, scope("mlp"))
+    mlp = feed_forward(config, index, scope)
     return DecoderLayer(name, attention, mlp, scope, config.hidden_size, eps, centred=False)
 
 
-FAMILY = Family(config=read_config, layer=decoder_layer)
+FAMILY = Family(config=read_config, layer=decoder_layer, naming=NAMING, mtp=HEAD)
