@@ -31,6 +31,7 @@ PROMPTS = [random_tokens(96, count, seed=count) for count in (3, 9, 17)]
 LEFT_ALONE = (
     "embed_tokens",
     "lm_head",
+    "shared_head.head",
     "in_proj_a",
     "in_proj_b",
     "mlp.gate.",
@@ -47,6 +48,22 @@ def dense(tmp_path_factory):
 @pytest.fixture(scope="module")
 def moe(tmp_path_factory):
     return tiny.make(tmp_path_factory.mktemp("moe"), "moe", **SIZES)
+
+
+@pytest.fixture(scope="module")
+def latent(tmp_path_factory):
+    ranks = {
+        "q_lora_rank": 32,
+        "kv_lora_rank": 64,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 16,
+    }
+    sizes = {
+        name: SIZES[name]
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size")
+    }
+    return tiny.make(tmp_path_factory.mktemp("latent"), "deepseek_v3", **sizes, **ranks)
 
 
 def is_packable(name: str, weight: torch.Tensor) -> bool:
@@ -156,6 +173,17 @@ def test_every_format_with_every_kind_of_head(dense, tmp_path, how, head):
 def test_experts_packed_one_by_one(moe, tmp_path, how):
     meant = write_packed(tmp_path / "packed", moe, how, None, experts="apart")
     write(tmp_path / "floats", moe, meant)
+    torch.testing.assert_close(
+        logits_of(tmp_path / "packed"), logits_of(tmp_path / "floats"), rtol=1e-4, atol=1e-4
+    )
+    assert_drafts_change_nothing(tmp_path / "packed")
+
+
+@pytest.mark.parametrize("how", ["fp8_block", "nvfp4_modelopt", "int4_g32", "int8_channel"])
+def test_latent_attention_packed(latent, tmp_path, how):
+    """The matrix that heads multiply from either side is packed too, and unpacked once."""
+    meant = write_packed(tmp_path / "packed", latent, how, None, experts="apart")
+    write(tmp_path / "floats", latent, meant)
     torch.testing.assert_close(
         logits_of(tmp_path / "packed"), logits_of(tmp_path / "floats"), rtol=1e-4, atol=1e-4
     )
