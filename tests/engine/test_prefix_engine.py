@@ -22,8 +22,11 @@ from support.steps import load
 MODELS = {
     "dense": lambda folder: tiny.make(folder, "dense", seed=5),
     "moe": lambda folder: tiny.make(folder, "moe", seed=6),
+    "latent": lambda folder: tiny.make(folder, "deepseek_v3", seed=8),
     "llama": lambda folder: tiny_llama.make(folder, seed=7),
 }
+ATTENTION = ("llama", "latent")
+"""Those without recurrent layers."""
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +41,9 @@ def models(tmp_path_factory):
     return made
 
 
-@pytest.fixture(scope="module", params=["dense", "llama"])
+@pytest.fixture(scope="module", params=["dense", "llama", "latent"])
 def family(request, models):
-    """With recurrent layers and without: its name, and the model with its head."""
+    """With recurrent layers, and without in two ways: its name, and the model with its head."""
     return request.param, models[request.param, "on"]
 
 
@@ -88,7 +91,7 @@ def test_a_conversation(models, name, kind):
             assert read == len(prompt) - cached[depth][-1]
             prompt = (*prompt, *trace.results[request.id].token_ids, *tokens_of(90 + turn, 7))
     # Of the last turn all but the token that was never fed; without checkpoints one more is read again.
-    gap = 1 + (name == "llama")
+    gap = 1 + (name in ATTENTION)
     assert cached[3] == cached[0] == [0, *(50 + 12 + 19 * turn - gap for turn in range(3))]
 
 
@@ -153,7 +156,7 @@ def test_a_prompt_asked_again(family):
         for request in requests:
             assert served.run(request).results[request.id] == truth[request.id]
     found = [count for _, count in served.admitted]
-    if name != "llama":
+    if name not in ATTENTION:
         assert found[:6] == [0, 32, 32, 32, 32, 32]  # 40 tokens, then 48 that begin with them
     assert all(count for count in found[1:9])
 
@@ -208,7 +211,7 @@ def test_what_is_left_to_read_has_the_shape_of_a_verification(family, depth):
     prompt = tokens_of(4, 32)
     served = Served.of(built)
     done = served.run(ask("first", prompt, depth)).results["first"].token_ids
-    left = depth + 1 - (name == "llama")
+    left = depth + 1 - (name in ATTENTION)
     requests = [
         ask("other", tokens_of(5, 20), depth, max_tokens=30),
         ask("again", (*prompt, *done[:-1], *tokens_of(6, left)), depth, **PARAMS["seeded"]),
