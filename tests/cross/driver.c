@@ -240,6 +240,33 @@ static void attentions(void) {
     }
 }
 
+static void latents(void) {
+    enum { H = 5, P = 24, R = 16, RANK = 40, V = 20, W = RANK + R, CACHE = NUM_PAGES * PAGE * W };
+    for (int variant = 0; variant < 4; variant++) {
+        const int interleaved = variant & 1, wide = variant >> 1;
+        Matrix keys[H], values[H];
+        for (int h = 0; h < H; h++) keys[h] = matrix(F32, FLOAT, P, RANK), values[h] = matrix(BF16, FLOAT, RANK, V);
+        float *norm = numbers(RANK), *cos = numbers(TOKENS * R), *sin = numbers(TOKENS * R);
+        float *queries = numbers(TOKENS * H * (P + R)), *given = numbers(TOKENS * W), *results[2];
+        const void *filled = wide ? (void *)numbers(CACHE) : (void *)halves(CACHE, 7, 120);
+        uint8_t *caches[2];
+        for (int turn = 0; turn < 2; turn++) {
+            caches[turn] = room(4 * CACHE);
+            memcpy(caches[turn], filled, CACHE * (wide ? 4 : 2));
+            LatentAttention net = {H,    P,     R,      RANK, V,      interleaved,  PAGE, W,
+                                   norm, 1e-6f, 0.125f, keys, values, caches[turn], wide};
+            Step step = step_over(cos, sin, turn ? THREADS : 1);
+            results[turn] = room(4 * TOKENS * H * V);
+            headlong_latent_attention(&net, queries, given, results[turn], &step);
+        }
+        tell("latents", 'f', results[0], TOKENS * H * V);
+        tell(wide ? "latents-cache-float" : "latents-cache-bf16", wide ? 'f' : 'h', caches[0],
+             wide ? CACHE : 2 * CACHE);
+        same("latents", results[0], results[1], 4 * TOKENS * H * V);
+        same("latents-cache", caches[0], caches[1], CACHE * (wide ? 4 : 2));
+    }
+}
+
 static Linear linear(int type, int64_t size, int64_t outs) {
     Matrix *w = room(sizeof *w);
     Panel *panel = room(sizeof *panel);
@@ -304,6 +331,7 @@ int main(void) {
     small();
     delta_nets();
     attentions();
+    latents();
     experts();
     programs();
     return 0;

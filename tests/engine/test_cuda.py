@@ -6,6 +6,7 @@ the logic or in a device copy. In bfloat16 by Triton's kernels, whose bits do no
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from headlong.ops.linear import triton_weight
 from headlong.params import Grammar
 from headlong.speculate.remote_head import RemoteHead
 from headlong.state.paged_kv import PagedKv
+from support import tiny
+from support.tiny import random_tokens
 
 pytestmark = [
     pytest.mark.gpu,
@@ -117,6 +120,26 @@ def test_kernels_give_the_same_tokens_at_every_depth(dtype: str) -> None:
     expected = completions("cuda", 0, dtype)
     for draft_tokens in (1, 3, 8):
         assert completions("cuda", draft_tokens, dtype) == expected, f"K={draft_tokens}"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("sizes", [{}, {"kv_lora_rank": 512, "qk_rope_head_dim": 64}], ids=["small", "wide"])
+def test_latents_give_the_same_tokens_at_every_depth(
+    dtype: str, sizes: dict[str, int], tmp_path: Path
+) -> None:
+    tiny.make(tmp_path, "deepseek_v3", seed=8, vocab_size=6, **sizes)
+    llm = LLM(tmp_path, device="cuda", dtype=dtype, mtp="on", max_context=512, cache_tokens=4096)
+    assert llm.engine.model.capturable
+    prompts = [random_tokens(6, 3 + 70 * number, seed=number) for number in range(4)]
+    found = []
+    for draft_tokens in (0, 0, 1, 3, 3):
+        asked = [
+            SamplingParams(max_tokens=60, temperature=0.8 * (n % 2), seed=n, draft_tokens=draft_tokens)
+            for n in range(4)
+        ]
+        found.append([completion.token_ids for completion in llm.generate(prompts, asked)])
+        llm.engine.check_integrity()
+    assert all(tokens == found[0] for tokens in found)
 
 
 @pytest.mark.parametrize(
