@@ -32,6 +32,7 @@ def test_every_model_has_a_row_and_an_oracle():
         ({"model_type": "qwen3_5_moe_vl", "text_config": {"linear_num_value_heads": 4}}, "qwen3_5_moe"),
         ({"model_type": "nemotron_h", "mamba_num_heads": 8}, "qwen3_next"),
         ({"model_type": "wrapped", "text_config": {"num_experts": 4}}, "qwen3_moe"),
+        ({"model_type": "longcat_flash", "kv_lora_rank": 512}, "deepseek_v3"),
         ({"model_type": "phi"}, "llama"),
         ({"model_type": 7, "text_config": 5}, "llama"),
     ],

@@ -108,7 +108,7 @@ OWN = {
         "yarn": {"rope": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}, "first_k_dense_replace": 3},
         "queries at once, in halves": {"q_lora_rank": None, "rope_interleave": False, "attention_bias": True},
     },
-    "glm4_moe_lite": {"odd sizes": ODD_LATENTS},
+    "kimi_k2": {"yarn of one turn": {"rope": YARN | {"beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0}}},
     "qwen3": {
         "biased": BIASED | {"head_dim": 24},
         "heads of 64": {"head_dim": 64, "rope": LLAMA3},
@@ -116,10 +116,12 @@ OWN = {
     },
 }
 """Besides what is tested of each."""
+LATENT = ("deepseek_v3", "kimi_k2", "glm4_moe_lite")
+"""Families with latent attention, which has no groups of heads."""
 CASES = [
     pytest.param((family, changes), id=f"{family}: {name}")
     for family in PLAIN_FAMILIES
-    for name, changes in (EACH | OWN.get(family, {})).items()
+    for name, changes in (({"as it is": {}} if family in LATENT else EACH) | OWN.get(family, {})).items()
 ]
 
 

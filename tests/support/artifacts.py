@@ -29,12 +29,13 @@ CONFIGS = Path(__file__).parent.parent / "data" / "configs"
 INDEX = "model.safetensors.index.json"
 PLAIN = "bf16"
 LINEARS = r"linear_attn\.(in_proj_qkv|in_proj_z|out_proj)|self_attn\.[qkvo]_proj"
+LATENTS = r"self_attn\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj|o_proj)"
 MLP = r"mlp\.(gate|up|down)_proj"
 EXPERTS = r"mlp\.experts\.(\d+\.)?(gate|up|down)_proj"
 SHARED = r"mlp\.shared_expert\.(gate|up|down)_proj"
 PLAIN_FIELDS = (
     *("attention_bias", "use_qk_norm", "norm_topk_prob", "n_group", "topk_group", "n_shared_experts"),
-    "first_k_dense_replace",
+    *("first_k_dense_replace", "routed_scaling_factor"),
 )
 """What configs of plain families say besides sizes."""
 TARGET, HEAD = r"layers\.\d+\.", r"mtp\.layers\.0\."
@@ -98,6 +99,13 @@ RELEASES: dict[str, Release] = {
         "Qwen--Qwen3.5-122B-A10B": {},
         "Qwen--Qwen3.5-397B-A17B": {"apart": ".*"},
         "GLM-4.5-Air": {"layout": Layout(text="model."), "apart": ".*"},
+        "deepseek-ai--DeepSeek-V3": {
+            "packs": ((f"({TARGET}|{HEAD})({LATENTS}|{MLP}|{EXPERTS}|{SHARED})", "fp8_block"),),
+            # Its config names nothing that was left alone.
+            "lies": rf"({TARGET}|{HEAD})mlp\.gate|{HEAD}fc",
+            "layout": Layout(text="model."),
+            "apart": ".*",
+        },
         "XiaomiMiMo--MiMo-7B-Base": {"layout": Layout(text="model.")},
         "Qwen--Qwen3.6-27B-FP8": {
             "packs": ((f"({TARGET}|{HEAD})({LINEARS}|{MLP})", "fp8_block"),),
@@ -206,7 +214,8 @@ def _floats(folder: Path, config: dict[str, Any]) -> Tiny:
 
 def _plain_floats(folder: Path, family: str, config: dict[str, Any]) -> Tiny:
     told = {key: config[key] for key in (*tiny.FAMILIES[family].sizes, *PLAIN_FIELDS) if key in config}
-    rope = {"rope_type": "default", "rope_theta": config["rope_theta"]}
+    scaling = config.get("rope_scaling") or {"type": "default"}
+    rope = {**scaling, "rope_type": scaling["type"], "rope_theta": config["rope_theta"]}
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     return tiny.make(folder, family, seed=7, rope=rope, **told | ids)
 

@@ -243,6 +243,16 @@ FAMILIES = {
         is_plain=True,
         head=lambda _, model, __, count: LayerHead(model, count),
     ),
+    "kimi_k2": _Family(
+        DeepseekV3Config,
+        deepseek_v3.DeepseekV3ForCausalLM,
+        deepseek_v3.DeepseekV3DecoderLayer,
+        deepseek_v3.DeepseekV3RMSNorm,
+        PLAIN_SIZES | LATENT | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+        is_plain=True,
+        model_type="kimi_k2",
+        head=lambda _, model, __, count: LayerHead(model, count),
+    ),
     "glm4_moe_lite": _Family(
         Glm4MoeLiteConfig,
         glm4_moe_lite.Glm4MoeLiteForCausalLM,

@@ -88,4 +88,12 @@ def decoder_layer(config: ModelConfig, index: int | None, scope: Scope) -> Decod
     return DecoderLayer(name, attention, mlp, scope, config.hidden_size, eps, centred=False)
 
 
-FAMILY = Family(config=read_config, layer=decoder_layer, naming=NAMING, mtp=HEAD)
+def _family(releases: str, oracle: str) -> Family:
+    return Family(
+        config=read_config, layer=decoder_layer, naming=NAMING, mtp=HEAD, releases=releases, oracle=oracle
+    )
+
+
+FAMILY = _family("DeepSeek-V3, V3-0324, R1 and V3.1", "transformers, its MtpModel for the head")
+KIMI = _family("Kimi-K2 and Kimi-K2-Thinking, which have no head", "transformers' DeepSeek-V3")
+FLASH = _family("GLM-4.7-Flash", "transformers, its MtpModel for the head")
