@@ -88,7 +88,9 @@ def random_model(
     the first so many alone."""
     given = json.loads(shape.read_text())
     if layers is not None:
-        given |= {"num_hidden_layers": layers, "layer_types": given["layer_types"][:layers]}
+        given["num_hidden_layers"] = layers
+        if "layer_types" in given:
+            given["layer_types"] = given["layer_types"][:layers]
     family = registry.find(given)
     config = family.config(given)
     num_active = config.moe.num_active if config.moe is not None else 0

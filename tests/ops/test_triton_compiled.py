@@ -22,6 +22,7 @@ from headlong.ops import triton_launch
 triton_launch.HAS_PDL = tl.constexpr(True)
 from headlong.ops.delta_net import triton_kernels as delta_net
 from headlong.ops.draw import triton_sample as sampling
+from headlong.ops.latent_attention import triton_kernels as latent_attention
 from headlong.ops.linear import triton_paired as paired
 from headlong.ops.linear import triton_gemm as linear
 from headlong.ops.linear.triton_gemm import CodeLayout
@@ -35,7 +36,7 @@ EVEN = ("num_outs", "num_ins", *STRIDES)
 def made(kernel, pointers, options={}, **constants):
     names = kernel.arg_names
     types = {n: pointers.get(n, "constexpr" if n in constants else "i32") for n in names}
-    types |= {n: "fp32" for n in ("eps", "norm_eps") if n in types and n not in constants}
+    types |= {n: "fp32" for n in ("eps", "norm_eps", "scale") if n in types and n not in constants}
     even = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n in pointers or n in EVEN}
     source = ASTSource(kernel, signature=types, constexprs=constants, attrs=even)
     options = {"num_warps": 4, "num_stages": 3, **triton_launch.LAUNCH_OPTIONS, "launch_pdl": True, **options}
@@ -126,6 +127,26 @@ for name, block in (("_penalise", penalise.BLOCK), ("_count", 4)):
     found[f"penalise {name}"] = compiled(
         kernel, {n: t for n, t in given.items() if n in kernel.arg_names}, penalise.UNFUSED,
         **{n: size for n, size in sizes.items() if n in kernel.arg_names},
+    )
+sizes = {"HEADS": 20, "PLAIN": 192, "ROPE": 64, "RANK": 512, "WIDTH": 576, "PAGE_SIZE": 64}
+sizes |= {"INTERLEAVED": True, "BLOCK_D": 512, "BLOCK_E": 64, "FIRST_SPLIT": 128, "SPLITS_PER_SIZE": 64}
+sizes |= {"BLOCK_R": 128, "BLOCK_M": 32, "BLOCK_P": 32}
+given = ("plain", "given", "cos", "sin", "norm", "eps", "maxima", "totals", "sums")
+given = {**{n: "*fp32" for n in given}, "token_rows": "*i32", "positions": "*i32", "pages": "*i32", "rows": "*i32"}
+given = {n + "_ptr": t for n, t in {**given, "latents": "*bf16"}.items()}
+for name, kernel, warps, queries in (
+    ("rotate", latent_attention.rotate_kernel, 1, "*bf16"),
+    ("rotate, of floats", latent_attention.rotate_kernel, 1, "*fp32"),
+    ("attend", latent_attention.attend_kernel, 8, "*bf16"),
+):
+    pointers = {n: t for n, t in {**given, "queries_ptr": queries}.items() if n in kernel.arg_names}
+    constants = {n: size for n, size in sizes.items() if n in kernel.arg_names}
+    found[f"latents {name}"] = compiled(kernel, pointers, {"num_warps": warps, "num_stages": 2}, **constants)
+for name, x, strides in (("keys", "*fp32", (1, 512)), ("values", "*bf16", (512, 1))):
+    found[f"latents {name}"] = compiled(
+        latent_attention.heads_kernel, {"x_ptr": x, "weights_ptr": "*bf16", "out_ptr": "*bf16"}, {"num_warps": 4},
+        HEADS=20, NUM_INS=512, NUM_OUTS=512, STRIDE_X=576, STRIDE_OUT=576, STRIDE_H=1 << 18, STRIDE_O=strides[0],
+        STRIDE_I=strides[1], BLOCK_M=16, BLOCK_O=64, BLOCK_I=64,
     )
 json.dump(found, sys.stdout)
 """
@@ -277,6 +298,12 @@ def test_penalties_are_not_fused(programs):
 @pytest.mark.parametrize("kind", ["bfloat16", "fp8"])
 def test_blocks_that_are_not_ready_are_waited_for(programs, kind):
     assert order(programs[f"experts {kind} False"], WAIT, COPY, LOAD)[0] == WAIT
+
+
+@pytest.mark.parametrize("kernel", ["rotate", "rotate, of floats", "attend", "keys", "values"])
+def test_latent_attention_compiles(programs, kernel):
+    """The compiler refuses what the interpreter takes, such as a name that has another type on another path."""
+    assert "griddepcontrol.wait" in programs[f"latents {kernel}"]
 
 
 @pytest.mark.slow

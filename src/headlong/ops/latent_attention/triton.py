@@ -73,7 +73,7 @@ class TritonLatentAttention:
     def write(self, given: Tensor, latents: Tensor, angles: Angles, step: PreparedStep) -> None:
         """Writes the tokens' latents into their pages, and computes nothing else."""
         assert isinstance(step, TritonStep)
-        self._rotate(given, given, given, latents, angles, step, self.sizes.num_heads)
+        self._rotate(given, given, latents, latents, angles, step, self.sizes.num_heads)
 
     def _rotate(
         self,

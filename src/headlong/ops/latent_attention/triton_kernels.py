@@ -60,17 +60,17 @@ def rotate_kernel(
     other = tl.load(x_ptr + partner, mask=mask_E, other=0.0).to(tl.float32)
     rotated = x * cos + other * sin
     if head < HEADS:
-        to_ptr = queries_ptr + (token * HEADS + head) * (RANK + ROPE) + RANK
-        tl.store(to_ptr + e, (rotated * scale).to(queries_ptr.dtype.element_ty), mask=mask_E)
+        query_ptr = queries_ptr + (token * HEADS + head) * (RANK + ROPE) + RANK
+        tl.store(query_ptr + e, (rotated * scale).to(queries_ptr.dtype.element_ty), mask=mask_E)
     else:
         d = tl.arange(0, BLOCK_D)
         mask_D = d < RANK
         weight = tl.load(norm_ptr + d, mask=mask_D, other=0.0).to(tl.float32)
         latent = tl.load(given_ptr + token * (RANK + ROPE) + d, mask=mask_D, other=0.0).to(tl.float32)
         latent = latent * tl.rsqrt(tl.sum(latent * latent, 0) + tl.load(eps_ptr).to(tl.float32)) * weight
-        to_ptr = latents_ptr + (page * PAGE_SIZE + position % PAGE_SIZE) * WIDTH
-        tl.store(to_ptr + d, latent.to(latents_ptr.dtype.element_ty), mask=mask_D)
-        tl.store(to_ptr + RANK + e, rotated.to(latents_ptr.dtype.element_ty), mask=mask_E)
+        latent_ptr = latents_ptr + (page * PAGE_SIZE + position % PAGE_SIZE) * WIDTH
+        tl.store(latent_ptr + d, latent.to(latents_ptr.dtype.element_ty), mask=mask_D)
+        tl.store(latent_ptr + RANK + e, rotated.to(latents_ptr.dtype.element_ty), mask=mask_E)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "scale"])
