@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 
 from headlong.errors import RequestError
-from headlong.params import Grammar, GrammarKind, SamplingParams
+from headlong.params import MIN_REPETITION_PENALTY, Grammar, GrammarKind, SamplingParams
 from headlong.server.schemas.fields import openai as fields
 from headlong.server.schemas.rules import Rules
 from headlong.server.schemas.variants import failing_fast, told
@@ -145,7 +145,7 @@ class Sampling(Strict):
     min_p: float | None = Field(default=None, ge=0, le=1)
     presence_penalty: float | None = Field(default=None, ge=-100, le=100)
     frequency_penalty: float | None = Field(default=None, ge=-100, le=100)
-    repetition_penalty: float | None = Field(default=None, gt=0, le=100)
+    repetition_penalty: float | None = Field(default=None, ge=MIN_REPETITION_PENALTY, le=100)
     seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
     """The seed of the noise; without it, each request draws a new one."""
     logit_bias: dict[str, float] | None = Field(default=None, max_length=MAX_BIASES)
