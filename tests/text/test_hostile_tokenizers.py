@@ -77,7 +77,7 @@ def test_files_that_are_no_json_are_refused(tmp_path, text):
 
 def test_a_file_too_large_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizer_file, "MAX_FILE_BYTES", 1000)
-    with pytest.raises(CheckpointError, match="bytes, and 1000 are the most"):
+    with pytest.raises(CheckpointError, match="it is larger than 1000 bytes"):
         Tokenizer.from_folder(written(tmp_path, json.dumps(GOOD)))
 
 

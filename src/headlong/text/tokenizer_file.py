@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from headlong.errors import CheckpointError
+from headlong.small_files import read_bytes
 
 MAX_FILE_BYTES = 256 << 20
 MAX_ID = 1 << 22
@@ -29,11 +30,10 @@ _NESTED = re.compile(r"[+*}]\??\+?\)[+*{]")
 
 def check(path: Path) -> None:
     """Raises a `CheckpointError` that names the file and what is wrong with it."""
-    size = path.stat().st_size
-    if size > MAX_FILE_BYTES:
-        raise _fault(path, f"it has {size} bytes, and {MAX_FILE_BYTES} are the most")
     try:
-        whole = json.loads(path.read_bytes())
+        whole = json.loads(read_bytes(path, MAX_FILE_BYTES))
+    except OSError as error:
+        raise _fault(path, error.strerror or str(error)) from error
     except (ValueError, RecursionError) as error:
         raise _fault(path, str(error) or "it is nested too deeply") from error
     if not isinstance(whole, dict):
