@@ -12,6 +12,8 @@ Pooling = Literal["mean", "last"]
 MAX_LOGPROBS = 64
 MAX_BANNED, MAX_BANNED_BYTES = 128, 4096
 """The most strings that a request may ban, and the most bytes of all of them."""
+MIN_REPETITION_PENALTY = 0.01
+"""Logits are divided by it. By much smaller numbers they become infinite, and no bias could ban them any more."""
 MIN_TEMPERATURE = 1e-4
 """The lowest temperature above 0: below it logits overflow, and 0 says the same."""
 MAX_BIAS = 1e6
@@ -119,7 +121,7 @@ class SamplingParams:
         self._check_int("top_k", 0)
         self._check_float("top_p", 0.0, 1.0, open_low=True)
         self._check_float("min_p", 0.0, 1.0)
-        self._check_float("repetition_penalty", 0.0, 100.0, open_low=True)
+        self._check_float("repetition_penalty", MIN_REPETITION_PENALTY, 100.0)
         self._check_float("presence_penalty", -100.0, 100.0)
         self._check_float("frequency_penalty", -100.0, 100.0)
         self._check_int("min_tokens", 0)

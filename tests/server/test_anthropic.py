@@ -8,6 +8,7 @@ from typing import Literal
 import anthropic
 import pytest
 from pydantic import BaseModel
+from pydantic_core import from_json
 
 from support.serving import RunningServer
 
@@ -354,8 +355,13 @@ class TestTools:
     def test_a_call_cut_off(self, tool_claude, model):
         message = tool_claude.messages.create(**forced(model, max_tokens=25))
         assert message.stop_reason == "max_tokens"
-        with tool_claude.messages.stream(**forced(model, max_tokens=25)) as stream:
-            assert comparable(stream.get_final_message()) == comparable(message)
+        for limit in range(16, 30):
+            message = tool_claude.messages.create(**forced(model, max_tokens=limit))
+            with tool_claude.messages.stream(**forced(model, max_tokens=limit)) as stream:
+                text = "".join(event.partial_json for event in stream if event.type == "input_json")
+                assert comparable(stream.get_final_message()) == comparable(message)
+            if message.content and message.content[-1].type == "tool_use":
+                assert from_json(text or "{}", allow_partial=True) == message.content[-1].input
 
 
 class TestThinking:

@@ -378,3 +378,35 @@ def test_connections_that_say_nothing(running):
     finally:
         for raw in idle:
             raw.close()
+
+
+@pytest.mark.parametrize("path", ["/v1/stats/stream", "/v1/stats", "/health", "/metrics", "/v1/models"])
+def test_the_head_alone_ends(running, path):
+    """Also where the answer itself would be a stream without end."""
+    with socket.create_connection(("127.0.0.1", running.port), timeout=5) as raw:
+        raw.sendall(f"HEAD {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
+        answer = b""
+        while part := raw.recv(65536):
+            answer += part
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ") and body == b""
+
+
+@pytest.mark.parametrize("penalty", [1e-45, 1e-38, 1e-3, 0.01, 100])
+def test_penalties_lift_no_ban(http, penalty):
+    """Dividing by next to nothing makes logits infinite, and infinity less infinity is allowed."""
+    text = http.post("/v1/completions", json={"prompt": "a a a", "max_tokens": 8, "temperature": 0}).json()
+    tokens = http.post("/v1/token/encode", json={"text": "a a a" + text["choices"][0]["text"]}).json()[
+        "tokens"
+    ]
+    asked = {"prompt": "a a a", "max_tokens": 24, "temperature": 0, "bad_token_ids": tokens, "logprobs": 0}
+    asked["ignore_eos"] = True
+    answer = http.post("/v1/completions", json=asked | {"repetition_penalty": penalty})
+    if answer.status_code != 200:
+        assert_refused(answer)
+        assert penalty < 0.01 and answer.json()["error"]["param"] == "repetition_penalty"
+        return
+    found = http.post("/v1/token/encode", json={"text": answer.json()["choices"][0]["text"]}).json()["tokens"]
+    assert len(found) > 10
+    words = {http.post("/v1/token/decode", json={"tokens": [token]}).json()["text"] for token in tokens}
+    assert not words & set(answer.json()["choices"][0]["logprobs"]["tokens"])

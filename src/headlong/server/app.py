@@ -161,7 +161,11 @@ def _with_access(handler: Handler, access: str) -> Handler:
             request.state.caller = request.app.state.server.auth.check(request.headers)
         if access == "admin":
             request.app.state.server.auth.require_admin(request.state.caller)
-        return await handler(request)
+        response = await handler(request)
+        if request.method == "HEAD" and "content-length" not in response.headers:
+            # A stream has no length, and a client that wants its head alone does not wait for its end.
+            return Response(status_code=response.status_code, headers=dict(response.headers))
+        return response
 
     return checked
 

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as Backend
 
 from headlong.errors import CheckpointError, RequestError
 from headlong.small_files import read_text
+from headlong.text import tokenizer_file
 
 MAX_COMPANION_BYTES = 64 << 20
 """The most that tokenizer_config.json or a chat template may have."""
@@ -94,9 +95,12 @@ class Tokenizer:
             return None
         if not path.is_file():
             raise CheckpointError(f"{path}: is no regular file; download it again")
+        tokenizer_file.check(path)
         try:
             backend = Backend.from_file(str(path))
-        except Exception as error:  # the library raises bare `Exception` for every fault
+        except BaseException as error:  # the library raises bare `Exception` for every fault, or panics
+            if not _is_of_library(error):
+                raise
             raise CheckpointError(f"{path}: not a readable tokenizer ({error}); download it again") from error
         config = _read_config(folder / "tokenizer_config.json")
         jinja = folder / "chat_template.jinja"
@@ -206,9 +210,13 @@ def _too_long(most: int) -> RequestError:
 
 def _failure(error: BaseException, field: str) -> BaseException:
     """What to raise for an error of the library: a panic of its own, which is no `Exception`, concerns one text."""
-    if type(error).__name__ != "PanicException" and not isinstance(error, Exception):
+    if not _is_of_library(error):
         return error
     return RequestError(f"{field}: this model's tokenizer cannot read it ({str(error)[:MAX_WHY_CHARS]})")
+
+
+def _is_of_library(error: BaseException) -> bool:
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _fallback_byte(token: str | None) -> int | None:

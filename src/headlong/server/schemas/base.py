@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 
 from headlong.errors import RequestError
-from headlong.params import Grammar, GrammarKind, SamplingParams
+from headlong.params import MIN_REPETITION_PENALTY, Grammar, GrammarKind, SamplingParams
 from headlong.server.schemas.fields import openai as fields
 from headlong.server.schemas.rules import Rules
 from headlong.server.schemas.variants import failing_fast, told
@@ -24,6 +24,7 @@ MAX_BIASES, MAX_BANNED_TOKENS, MAX_BANNED_STRINGS, MAX_CHOICES = 10_000, 1 << 16
 MAX_PARTS = 10_000
 """The most parts of one message."""
 MAX_IDS = 1 << 20
+MAX_SCHEMA_CHARS = 1 << 18
 _GBNF_RULE = re.compile(r"^[^\S\n]*[\w-]+[^\S\n]*::=", re.MULTILINE)
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=2**31)]
@@ -104,7 +105,7 @@ class ResponseFormat(Ours):
                 assert self.json_schema is not None
                 if self.json_schema.schema_ is None:
                     raise RequestError(f"{field}.json_schema.schema is missing")
-                return Grammar("json_schema", json.dumps(self.json_schema.schema_))
+                return Grammar("json_schema", _dumped(self.json_schema.schema_, field))
             case "regex":
                 return Grammar("regex", self.pattern or "")
             case "grammar":
@@ -121,7 +122,9 @@ class StructuredOutputs(Ours):
     json_object: bool | None = None
 
     def as_grammar(self) -> Grammar:
-        schema = self.json_ if isinstance(self.json_, str | None) else json.dumps(self.json_)
+        schema = self.json_
+        if isinstance(schema, dict):
+            schema = _dumped(schema, "structured_outputs.json")
         forms = {
             "json": None if schema is None else Grammar("json_schema", schema),
             "regex": None if self.regex is None else Grammar("regex", self.regex),
@@ -145,7 +148,7 @@ class Sampling(Strict):
     min_p: float | None = Field(default=None, ge=0, le=1)
     presence_penalty: float | None = Field(default=None, ge=-100, le=100)
     frequency_penalty: float | None = Field(default=None, ge=-100, le=100)
-    repetition_penalty: float | None = Field(default=None, gt=0, le=100)
+    repetition_penalty: float | None = Field(default=None, ge=MIN_REPETITION_PENALTY, le=100)
     seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
     """The seed of the noise; without it, each request draws a new one."""
     logit_bias: dict[str, float] | None = Field(default=None, max_length=MAX_BIASES)
@@ -208,6 +211,21 @@ class Sampling(Strict):
 class StreamOptions(Strict):
     rules: ClassVar[Rules] = fields.STREAM_OPTIONS
     include_usage: bool = False
+
+
+def _dumped(schema: dict[str, Any], field: str) -> str:
+    """A schema as text, written piece by piece: other threads run in between, and one that is far too long is not
+    written to its end."""
+    pieces, length = [], 0
+    for piece in _ENCODER.iterencode(schema):
+        pieces.append(piece)
+        length += len(piece)
+        if length > MAX_SCHEMA_CHARS:
+            raise RequestError(f"{field}: the schema has more than {MAX_SCHEMA_CHARS} characters; shorten it")
+    return "".join(pieces)
+
+
+_ENCODER = json.JSONEncoder()
 
 
 def _syntax(grammar: str) -> GrammarKind:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from headlong.params import MIN_REPETITION_PENALTY
 from headlong.server.schemas import chat
 from headlong.server.schemas.base import MAX_IDS, MAX_STOPS, Speculative, Stop, Strict, TokenId
 from headlong.server.schemas.fields import ollama as fields
@@ -43,7 +44,7 @@ class Options(Strict):
     num_predict: Count | None = None
     """The most tokens of the output; 0 or less leaves it to the context."""
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
-    repeat_penalty: float | None = Field(default=None, gt=0, le=100)
+    repeat_penalty: float | None = Field(default=None, ge=MIN_REPETITION_PENALTY, le=100)
     repeat_last_n: Count | None = None
     presence_penalty: float | None = Field(default=None, ge=-100, le=100)
     frequency_penalty: float | None = Field(default=None, ge=-100, le=100)
