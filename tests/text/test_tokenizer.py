@@ -15,7 +15,8 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from headlong.errors import CheckpointError, RequestError
-from headlong.text.tokenizer import MARKUP, Tokenizer
+from headlong.text.markup import MARKUP
+from headlong.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
