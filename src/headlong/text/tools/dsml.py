@@ -10,8 +10,6 @@ V3.2 names the outermost tag `function_calls`; one scanner reads both, and calls
 whether it is a string, which stands there bare, or JSON.
 """
 
-import re
-
 from headlong.text.tools.rules import CallForm
 from headlong.text.tools.scan import MAX_SPACE
 from headlong.text.tools.tag_rules import TagForm, tagged_rules
@@ -27,8 +25,7 @@ CALL_END = f"</{SIGN}invoke>"
 PARAMETER = f'<{SIGN}parameter name="'
 PARAMETER_END = f"</{SIGN}parameter>"
 MARKUP = (SIGN, CALLS, CALLS_END, OLD_CALLS, OLD_CALLS_END, CALL_END, PARAMETER_END)
-_FLAG = re.compile(r'\s{1,4}string="(true|false)"\s{0,4}>')
-_MAX_FLAG = 30
+_FLAGS = ('string="true">', 'string="false">')
 
 
 class DsmlScanner(TaggedScanner):
@@ -57,11 +54,13 @@ class DsmlScanner(TaggedScanner):
         key = self.up_to('"')
         if not key:
             return key
-        found = _FLAG.match(self.text, self.at)
-        if found is None:
-            return None if self.final or len(self.text) - self.at >= _MAX_FLAG else ""
-        self.at = found.end()
-        self.is_text = found[1] == "true"
+        if self.skip_space() > MAX_SPACE:
+            return None
+        flag = self.next_is(*_FLAGS)
+        if not flag:
+            return flag
+        self.at += len(flag)
+        self.is_text = flag == _FLAGS[0]
         return key
 
 

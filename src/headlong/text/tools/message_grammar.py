@@ -5,12 +5,9 @@ headers, so that the whole output is one grammar.
 """
 
 import json
-from typing import Any
-
-from llguidance import LLMatcher
 
 from headlong.params import Grammar
-from headlong.text.grammar_source import JSON_BLANKS, refusal
+from headlong.text.grammar_source import refusal, translate
 from headlong.text.tools.harmony import (
     ANALYSIS,
     CHANNEL,
@@ -37,40 +34,21 @@ def message_grammar(form: Grammar | None, calls: Grammar | None, lead: str) -> G
         rules["answer"] = (
             f"{literal(f'{CHANNEL}final')} ({literal(f' {CONSTRAIN}')} /[a-z]{{1,16}}/)? {literal(MESSAGE)} form"
         )
-        rules["form"] = _form(form)
     if calls is None:
         rules |= thought_rules()
     source = "".join(f"{name}: {body}\n" for name, body in rules.items())
+    source += "" if form is None else _form(form)
     own = "" if calls is None else calls.source.partition("\n")[2]  # all but its `start`
     return Grammar("lark", f"{source}{own}")
 
 
 def _form(form: Grammar) -> str:
-    match form.kind:
-        case "json_object":
-            return _json({"type": "object"})
-        case "json_schema":
-            return _json(_parsed(form, dict))
-        case "choice":
-            return " | ".join(literal(choice) for choice in _parsed(form, list) if isinstance(choice, str))
-        case "regex":
-            inner = json.loads(LLMatcher.grammar_from_regex(form.source))
-            return inner["grammars"][0]["lark_grammar"].partition(":")[2].strip()
-        case _:
-            why = "an output of this model is a list of messages, and it cannot be a part of one"
-            raise refusal(form, why, "send a json_schema, a regex or choices")
-
-
-def _json(schema: dict[str, Any]) -> str:
-    options = schema.get("x-guidance", {"whitespace_pattern": JSON_BLANKS})
-    return "%json " + json.dumps({**schema, "x-guidance": options})
-
-
-def _parsed(form: Grammar, kind: type[Any]) -> Any:
-    try:
-        found = json.loads(form.source)
-    except (ValueError, RecursionError) as error:
-        raise refusal(form, f"it is not valid JSON ({error})", "send it as JSON text") from error
-    if not isinstance(found, kind) or not found:
-        raise refusal(form, f"it is not a JSON {'object' if kind is dict else 'list of strings'}")
-    return found
+    """The rule `form`, and those it needs, made of what the library would be given for the form alone."""
+    if form.kind in ("lark", "gbnf"):
+        why = "an output of this model is a list of messages, and it cannot be a part of one"
+        raise refusal(form, why, "send a json_schema, a regex or choices")
+    source = translate(form)
+    if form.kind in ("json_schema", "json_object"):
+        schema = json.loads(source)["grammars"][1]["json_schema"]
+        return f"form: %json {json.dumps(schema)}\n"
+    return f"form{source.removeprefix('start').rpartition('%llguidance')[0]}"
