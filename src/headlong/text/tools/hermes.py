@@ -18,4 +18,4 @@ class HermesScanner(ObjectScanner):
         super().begin()
 
 
-FORM = CallForm(object_rules("arguments"), before=f"{CALL}\n", after=f"\n{CALL_END}", between="\n")
+FORM = CallForm(object_rules, before=f"{CALL}\n", after=f"\n{CALL_END}", between="\n")

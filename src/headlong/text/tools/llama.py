@@ -9,7 +9,7 @@ from typing import Any
 
 from headlong.text.events import WHITE
 from headlong.text.tools.object_calls import ObjectScanner
-from headlong.text.tools.rules import CallForm, object_rules
+from headlong.text.tools.rules import CallForm, Rules, arguments_schema, json_value
 from headlong.text.tools.schema import tool_parameters
 
 TAG = "<|python_tag|>"
@@ -54,4 +54,16 @@ class LlamaScanner(ObjectScanner):
         super().close()
 
 
-FORM = CallForm(object_rules("parameters"), parallel=False)
+def _rules(key: str, name: str, schema: Mapping[str, Any], _: str) -> Rules:
+    """A call as one JSON value: were its head one text, an answer that is JSON as well could not begin as it does."""
+    whole = {
+        "type": "object",
+        "properties": {"name": {"const": name}, "parameters": arguments_schema(schema)},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
+    definitions = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
+    return {f"tool_{key}": json_value({**definitions, **whole})}
+
+
+FORM = CallForm(_rules, parallel=False)

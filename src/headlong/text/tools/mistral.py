@@ -106,5 +106,5 @@ def _head(name: str) -> str:
     return f"{literal(name)} ({literal(ID)} /[a-zA-Z0-9]{{9}}/)? {literal(ARGUMENTS)}"
 
 
-LIST_FORM = CallForm(object_rules("arguments"), opening=f"{CALLS}[", closing="]", between=", ")
+LIST_FORM = CallForm(object_rules, opening=f"{CALLS}[", closing="]", between=", ")
 ARGUMENTS_FORM = CallForm(headed_rules(_head), before=CALLS)

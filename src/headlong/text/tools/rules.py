@@ -49,14 +49,10 @@ class CallForm:
         }
 
 
-def object_rules(arguments: str) -> RuleWriter:
-    """For calls that are objects with a name and, under the given key, arguments."""
-
-    def write(key: str, name: str, schema: Mapping[str, Any], _: str) -> Rules:
-        head = f'{{"name": {json.dumps(name)}, "{arguments}": '
-        return _with_arguments(key, literal(head), schema, ' "}"')
-
-    return write
+def object_rules(key: str, name: str, schema: Mapping[str, Any], _: str) -> Rules:
+    """For calls that are objects with a name and arguments."""
+    head = f'{{"name": {json.dumps(name)}, "arguments": '
+    return _with_arguments(key, literal(head), schema, ' "}"')
 
 
 def headed_rules(head: Callable[[str], str]) -> RuleWriter:
@@ -69,11 +65,16 @@ def headed_rules(head: Callable[[str], str]) -> RuleWriter:
 
 
 def _with_arguments(key: str, head: str, schema: Mapping[str, Any], end: str = "") -> Rules:
-    closed = _closed(schema) if "properties" in schema else {}
     return {
         f"tool_{key}": f"{head} arguments_{key}{end}",
-        f"arguments_{key}": json_value({**schema, **closed, "type": "object"}),
+        f"arguments_{key}": json_value(arguments_schema(schema)),
     }
+
+
+def arguments_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of an object without members that the tool's schema does not list."""
+    closed = _closed(schema) if "properties" in schema else {}
+    return {**schema, **closed, "type": "object"}
 
 
 def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
