@@ -104,7 +104,7 @@ def test_its_words_are_values_of_ours() -> None:
     [
         ("--tensor-parallel-size 2", "--tensor-parallel-size 2: Headlong takes 1 here; one device computes a model"),
         ("-q fp8", "-q fp8: Headlong takes awq, awq_marlin"),
-        ("--tool-call-parser mistral", "Headlong takes hermes, qwen3_coder"),
+        ("--tool-call-parser pythonic", "Headlong takes hermes, qwen3_coder"),
         ("--kv-cache-dtype fp8", "Headlong takes auto here; keys and values are kept in the model's own type"),
         ("--enable-lora", "merge them into the weights"),
         ("--ssl-keyfile x", "a proxy in front of it"),

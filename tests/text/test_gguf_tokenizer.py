@@ -15,7 +15,8 @@ from headlong.errors import CheckpointError
 from headlong.text.gguf_splitting import SPLITTINGS, pre_tokenizer, recognise
 from headlong.text.gguf_tokenizer import gguf_tokenizer_fields, tokenizer_from_gguf, write_tokenizer
 from headlong.text.gguf_vocabulary import _merges
-from headlong.text.tokenizer import MARKUP, Tokenizer
+from headlong.text.markup import MARKUP
+from headlong.text.tokenizer import Tokenizer
 
 TALE_JSON = json.loads((MODEL / "tokenizer.json").read_text())
 TALE_CONFIG = json.loads((MODEL / "tokenizer_config.json").read_text())

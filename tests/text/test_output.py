@@ -35,7 +35,7 @@ JSON_CALLS = """{%- if tools %}{{ '<tools>' }}{% for tool in tools %}{{ tool | t
         ('{% set tools = [] %}{{ tools }}<tool_call>{"arguments"}', None, None),
         ('{{ tools }}<tool_call>{"arguments"}', None, "hermes"),
         # Tags of another kind.
-        ("{{ tools }}<tool_call>{name}<arg_key>{{ call.arguments }}", None, None),
+        ("{{ tools }}<tool_call>{name}<argument>{{ call.arguments }}", None, None),
         ("{{ messages }}", None, None),
         ("{% this is no template <function=", None, None),
         ("", None, None),

@@ -15,7 +15,8 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from headlong.errors import CheckpointError, RequestError
-from headlong.text.tokenizer import MARKUP, Tokenizer
+from headlong.text.markup import MARKUP
+from headlong.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -179,3 +180,21 @@ def test_markup_is_text_even_where_the_vocabulary_calls_it_special(tale):
     assert tale.decode(ids) == text
     assert not any(tale.is_special(token) for token in ids[:-1]) and tale.is_special(ids[-1])
     assert ids[0] == 3, "still one token"
+
+
+def test_markup_of_other_families_is_text_too(folder):
+    """What harmony's tokens mean elsewhere is another thing: they count only where all of them are."""
+    markers = [
+        "[TOOL_CALLS]",
+        "<｜tool▁sep｜>",
+        "<|tool_call_begin|>",
+        "｜DSML｜",
+        "<arg_key>",
+        "<|python_tag|>",
+    ]
+    messages = ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"]
+    for added, texts in ((markers + messages, markers + messages), ([*markers, "<|end|>"], markers)):
+        entries = {f"{8192 + rank}": {"content": one, "special": True} for rank, one in enumerate(added)}
+        tokenizer = configured(folder, added_tokens_decoder=entries)
+        ids = tokenizer.encode("".join(added))
+        assert len(ids) == len(added) and tokenizer.decode(ids) == "".join(texts)

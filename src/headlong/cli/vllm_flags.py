@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headlong.errors import ConfigError
+from headlong.text.format_names import REASONING_FORMATS, TOOL_FORMATS
 
 TAKES = {"a value": None, "nothing": 0, "perhaps a value": "?", "values": "+"}
 """How many words follow a flag, as argparse counts them."""
@@ -66,7 +67,7 @@ _PROXY = "the server speaks plain HTTP under `/`; a proxy in front of it has TLS
 _ADAPTERS = "no adapters are loaded while serving; merge them into the weights beforehand"
 _CONFIG = "sizes and rotary scaling come from the checkpoint; change them in a copy of its config.json"
 _THINK = dict.fromkeys(
-    ("think", "qwen3", "deepseek_r1", "deepseek_v3", "glm45", "holo2", "ernie45", "mimo"), "think"
+    ("qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "holo2", "ernie45", "mimo"), "think"
 )
 
 SHARED = (
@@ -83,13 +84,14 @@ FLAGS = (
         "--reasoning-parser",
         "reasoning_format",
         "parsers that split `<think>` mean `think`; usually the chat template tells",
-        words=_THINK | _same("none", "auto"),
+        words=_same(*REASONING_FORMATS, "none", "auto") | _THINK | {"openai_gptoss": "harmony"},
     ),
     _sets(
         "--tool-call-parser",
         "tool_format",
         "usually the chat template tells",
-        words=_same("hermes", "qwen3_coder", "none", "auto") | {"qwen3_xml": "qwen3_coder"},
+        words=_same(*TOOL_FORMATS, "none", "auto")
+        | {"qwen3_xml": "qwen3_coder", "openai": "harmony", "llama4_json": "llama3_json"},
     ),
     _sets("--num-speculative-tokens", "draft_tokens", "as in older versions of vLLM"),
     _sets(

@@ -15,7 +15,7 @@ from headlong.params import SamplingParams
 from headlong.server.blocks import Blocks, Change
 from headlong.server.errors import ApiError
 from headlong.server.model import Model
-from headlong.text.output import Content, OutputEvent, OutputParser
+from headlong.text.output import Content, OutputEvent, OutputReader
 from headlong.types import Request
 
 
@@ -27,7 +27,7 @@ class Job:
     endpoint: str
     prompts: tuple[tuple[int, ...], ...]
     params: SamplingParams
-    make_parser: Callable[[], OutputParser] | None = None
+    make_parser: Callable[[], OutputReader] | None = None
     """Makes the parser of an output; None where the whole text is the content."""
 
 
@@ -101,7 +101,7 @@ class Generation:
     """Generates the rows of one job. Iterate `pieces` once; `result` is whole when they have ended."""
 
     def __init__(
-        self, model: Model, requests: list[Request], parsers: Sequence[OutputParser | None], num_prompts: int
+        self, model: Model, requests: list[Request], parsers: Sequence[OutputReader | None], num_prompts: int
     ) -> None:
         self.model = model
         self._requests = requests

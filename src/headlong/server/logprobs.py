@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from headlong.server.blocks import Blocks
-from headlong.text.output import OutputEvent, OutputParser
+from headlong.text.output import OutputEvent, OutputReader
 from headlong.text.stream import Detokenizer
 from headlong.text.tokenizer import Tokenizer
 from headlong.types import ReadToken, TokenLogprobs
@@ -57,7 +57,7 @@ class TextLogprobs:
     Reads token by token with a parser of its own, so that it does not matter which tokens shared a step.
     """
 
-    def __init__(self, tokenizer: Tokenizer, parser: OutputParser) -> None:
+    def __init__(self, tokenizer: Tokenizer, parser: OutputReader) -> None:
         self._tokenizer = tokenizer
         self._text = Detokenizer(tokenizer)
         self._parser = parser

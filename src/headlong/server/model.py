@@ -51,7 +51,7 @@ class Model:
                 "verify": list(get_args(Verify)) if can_draft else [],
             },
             "formats": {
-                "reasoning": None if self.format.reasoning is None else "think",
+                "reasoning": None if self.format.reasoning is None else self.format.reasoning.name,
                 "tools": self.format.tools,
                 "grammar": list(GRAMMAR_KINDS),
             },
@@ -89,8 +89,8 @@ def load(
     client = loader.load(source.model, EngineConfig(**options, map_files=False), progress)
     chat_format = ChatFormat.detect(
         None if client.text.template is None else client.text.template.source,
-        reasoning=settings.reasoning_format,  # type: ignore[arg-type]
-        tools=settings.tool_format,  # type: ignore[arg-type]
+        reasoning=settings.reasoning_format,
+        tools=settings.tool_format,
     )
     sampling = (
         {"temperature": OPENAI_TEMPERATURE} | dict(client.description.recommended) | dict(settings.sampling)

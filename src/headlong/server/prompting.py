@@ -5,7 +5,7 @@ rendering and tokenizing a long conversation takes a while.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -68,9 +68,8 @@ def render(model: Model, body: ChatRequest) -> Prompted:
     """The conversation as the model's own template writes it."""
     codec = model.client.text
     _check_open(body)
-    messages = prepare_messages(
-        [message.model_dump(exclude_none=True, exclude={"prefix"}) for message in body.messages]
-    )
+    sent = [message.model_dump(exclude_none=True, exclude={"prefix"}) for message in body.messages]
+    messages = model.format.prepare(prepare_messages(sent))
     tools = None
     if body.tools and body.tool_choice != "none":
         if model.format.tools is None:
@@ -190,16 +189,14 @@ def requested_grammar(body: Sampling, response_format: Any) -> Grammar | None:
 
 def _grammar(model: Model, body: ChatRequest, prompted: Prompted) -> Grammar | None:
     """The form of the answer. With tools the output may be calls instead; where a call is demanded, it must be."""
-    grammar = requested_grammar(body, body.response_format)
+    form, calls = requested_grammar(body, body.response_format), None
     if prompted.tools is not None:
         choice = body.tool_choice
         named = choice.model_dump() if isinstance(choice, NamedTool) else choice or "auto"
         several = body.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
-        if grammar is not None and named == "auto":
+        if named != "auto":
+            calls = model.format.tool_grammar(prompted.tools, named, parallel=several)
+            form = form if calls is None else None
+        elif form is not None:
             calls = model.format.tool_grammar(prompted.tools, "required", parallel=several)
-            grammar = replace(grammar, alternative=calls)
-        else:
-            grammar = model.format.tool_grammar(prompted.tools, named, parallel=several) or grammar
-    if grammar is None:
-        return None
-    return replace(grammar, after=model.format.end_of_reasoning(prompted.lead))
+    return model.format.whole_grammar(form, calls, prompted.lead)

@@ -18,6 +18,7 @@ from headlong.errors import ConfigError, RequestError
 from headlong.option import Option, ValueType, field_for, options_of
 from headlong.params import SamplingParams
 from headlong.server import keys
+from headlong.text.format_names import REASONING_FORMATS, TOOL_FORMATS
 
 GROUPS = ("network", "access", "models", "engine", "output", "limits", "logs")
 """The groups of settings, in the order of the table in the docs."""
@@ -99,13 +100,16 @@ class Settings:
         flags=("--override-generation-config",),
     )
     reasoning_format: str = _output(
-        "auto", "choice", "how reasoning is told from the answer", choices=("auto", "none", "think")
+        "auto",
+        "choice",
+        "how reasoning is told from the answer",
+        choices=("auto", "none", *REASONING_FORMATS),
     )
     tool_format: str = _output(
         "auto",
         "choice",
         "how the model writes tool calls",
-        choices=("auto", "none", "hermes", "qwen3_coder"),
+        choices=("auto", "none", *TOOL_FORMATS),
     )
     max_tokens_limit: int | None = _output(
         None, "whole", "the most tokens a request may ask for", low=1, high=1 << 30

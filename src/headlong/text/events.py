@@ -1,7 +1,9 @@
 """What a model's output is made of, as events, and what all readers of markup share. Knows no format."""
 
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 WHITE = " \t\r\n"
 """What counts as white space next to markup. Other Unicode spaces are part of the text."""
@@ -45,7 +47,25 @@ class ToolCallEnd:
     index: int
 
 
+def new_call_id() -> str:
+    """An id that no other call has."""
+    return f"call_{secrets.token_hex(12)}"
+
+
 OutputEvent = Reasoning | Content | ToolCallStart | ToolCallArguments | ToolCallEnd
+
+
+class OutputReader(Protocol):
+    """Reads one output as text and returns events. Joined by type and by call, events do not depend on how the text was
+    cut into pieces."""
+
+    def push(self, text: str) -> list[OutputEvent]:
+        """Take the next piece of output; return what is settled by it."""
+        ...
+
+    def finish(self) -> list[OutputEvent]:
+        """The output is over: return what was held. Nothing may be pushed afterwards."""
+        ...
 
 
 def begun_len(text: str, markers: Iterable[str]) -> int:

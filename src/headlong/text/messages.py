@@ -83,10 +83,23 @@ def _prepare_call(call: Any, where: str) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _arguments(given: Any, where: str) -> dict[str, Any]:
+class Arguments(dict[str, Any]):
+    """The arguments of a call: a mapping, and their JSON where a template writes them or adds them to a text."""
+
+    def __str__(self) -> str:
+        return json.dumps(self, ensure_ascii=False)
+
+    def __radd__(self, before: Any) -> Any:
+        return before + str(self) if isinstance(before, str) else NotImplemented
+
+    def __add__(self, after: Any) -> Any:
+        return str(self) + after if isinstance(after, str) else NotImplemented
+
+
+def _arguments(given: Any, where: str) -> Arguments:
     """The arguments as a mapping. None and blank text are what clients send for a call without any."""
     if given is None or (isinstance(given, str) and not given.strip()):
-        return {}
+        return Arguments()
     if isinstance(given, str):
         try:
             given = json.loads(given, parse_constant=_refuse)
@@ -94,7 +107,7 @@ def _arguments(given: Any, where: str) -> dict[str, Any]:
             raise RequestError(f"{where}: is not JSON ({error}); send the text of a JSON object") from error
     if not isinstance(given, Mapping):
         raise RequestError(f"{where}: must be a JSON object, or its text")
-    return dict(given)
+    return Arguments(given)
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -5,26 +5,28 @@ Knows which formats there are and how to tell them from a chat template; the for
 skipped when it is decoded. Pure text: no tokens, no HTTP.
 """
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any
 
 from headlong.errors import ConfigError, RequestError
 from headlong.params import Grammar
 from headlong.text.events import (
     Content,
     OutputEvent,
+    OutputReader,
     Reasoning,
     ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
 )
-from headlong.text.reasoning import THINK, Part, ReasoningFormat, ReasoningSplitter
+from headlong.text.format_names import REASONING_FORMATS, TOOL_FORMATS
+from headlong.text.harmony import HarmonyReader
+from headlong.text.reasoning import HARMONY, MISTRAL, THINK, Part, ReasoningFormat, ReasoningSplitter
 from headlong.text.template import read_variables
+from headlong.text.tools.formats import FORMATS, format_of
 from headlong.text.tools.grammar import call_grammar
-from headlong.text.tools.hermes import HermesScanner
-from headlong.text.tools.qwen3_coder import Qwen3CoderScanner
+from headlong.text.tools.message_grammar import message_grammar
 from headlong.text.tools.scan import CallScanner
 
 __all__ = [
@@ -32,23 +34,16 @@ __all__ = [
     "Content",
     "OutputEvent",
     "OutputParser",
+    "OutputReader",
     "Reasoning",
     "ToolCallArguments",
     "ToolCallEnd",
     "ToolCallStart",
 ]
 
-ToolFormat = Literal["hermes", "qwen3_coder"]
-ReasoningChoice = Literal["auto", "none", "think"]
-ToolChoice = Literal["auto", "none", "hermes", "qwen3_coder"]
-
-# How instructions inside a template show the JSON of a call, within either kind of quotes.
-_JSON_CALL = re.compile(r'\\?"arguments\\?"')
-
 
 class OutputParser:
-    """Reads one output as text and returns events. Joined by type and by call, events do not depend on how the text was
-    cut into pieces."""
+    """Reads one output: first the reasoning, then the answer and the calls in it."""
 
     def __init__(self, splitter: ReasoningSplitter | None, calls: CallScanner | None):
         self._splitter = splitter
@@ -81,35 +76,42 @@ class ChatFormat:
     here."""
 
     reasoning: ReasoningFormat | None
-    tools: ToolFormat | None
+    tools: str | None
+    """The name of a format of `headlong.text.tools.formats`."""
 
     @classmethod
     def detect(
-        cls,
-        template_source: str | None,
-        *,
-        reasoning: ReasoningChoice = "auto",
-        tools: ToolChoice = "auto",
+        cls, template_source: str | None, *, reasoning: str = "auto", tools: str = "auto"
     ) -> "ChatFormat":
         """The formats that the chat template shows the model; either can be given instead."""
-        if reasoning not in get_args(ReasoningChoice):
-            raise ConfigError(f"reasoning: must be one of {', '.join(get_args(ReasoningChoice))}")
-        if tools not in get_args(ToolChoice):
-            raise ConfigError(f"tools: must be one of {', '.join(get_args(ToolChoice))}")
+        _check_choice("reasoning", reasoning, REASONING_FORMATS)
+        _check_choice("tools", tools, TOOL_FORMATS)
         source = template_source or ""
-        thinks = reasoning == "think" or (reasoning == "auto" and _mentions_reasoning(source))
-        format = _tool_format(source) if tools == "auto" else None if tools == "none" else tools
-        return cls(THINK if thinks else None, format)
+        thoughts = _reasoning_format(source) if reasoning == "auto" else _REASONING.get(reasoning)
+        calls = _tool_format(source) if tools == "auto" else None if tools == "none" else tools
+        return cls(thoughts, calls)
 
-    def parser(self, prompt_text: str, tools: Sequence[Mapping[str, Any]] | None) -> OutputParser:
+    @property
+    def in_messages(self) -> bool:
+        """Whether an output is a list of messages, as gpt-oss writes them."""
+        return self.reasoning is HARMONY or self.tools == "harmony"
+
+    def parser(self, prompt_text: str, tools: Sequence[Mapping[str, Any]] | None) -> OutputReader:
         """A reader for one output to this prompt. Without tools nothing is taken for a call."""
+        if self.in_messages:
+            return HarmonyReader(
+                prompt_text, self.reasoning is HARMONY, bool(tools) and self.tools == "harmony"
+            )
         splitter = None
         if self.reasoning:
             splitter = ReasoningSplitter(self.reasoning, self.reasoning.opened_by(prompt_text))
-        calls: CallScanner | None = None
-        if tools and self.tools:
-            calls = HermesScanner() if self.tools == "hermes" else Qwen3CoderScanner(tools)
-        return OutputParser(splitter, calls)
+        scanner = FORMATS[self.tools].scanner if tools and self.tools else None
+        return OutputParser(splitter, scanner(tools) if scanner and tools else None)
+
+    def prepare(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The messages in a form that the model's chat template can write."""
+        prepare = FORMATS[self.tools].prepare if self.tools else None
+        return prepare(messages) if prepare else [dict(message) for message in messages]
 
     def end_of_reasoning(self, prompt_text: str) -> str | None:
         """What must come before an answer, if the output to this prompt starts inside the reasoning."""
@@ -126,14 +128,31 @@ class ChatFormat:
             raise RequestError("tool_choice: this model's chat template has no tool calls; leave it out")
         return call_grammar(self.tools, tools or (), tool_choice, parallel)
 
+    def whole_grammar(self, form: Grammar | None, calls: Grammar | None, prompt_text: str) -> Grammar | None:
+        """The grammar of a whole output to this prompt: what the model thinks first is free, then comes the form of the
+        answer, or calls, or either where both are given."""
+        if form is None and calls is None:
+            return None
+        if self.in_messages:
+            return message_grammar(form, calls, prompt_text)
+        grammar = calls if form is None else replace(form, alternative=calls)
+        return None if grammar is None else replace(grammar, after=self.end_of_reasoning(prompt_text))
 
-def _mentions_reasoning(source: str) -> bool:
-    return THINK.start in source or THINK.end in source
+
+_REASONING = {one.name: one for one in (THINK, MISTRAL, HARMONY)}
 
 
-def _tool_format(source: str) -> ToolFormat | None:
-    if "tools" not in read_variables(source):
-        return None
-    if "<function=" in source:
-        return "qwen3_coder"
-    return "hermes" if "<tool_call>" in source and _JSON_CALL.search(source) else None
+def _check_choice(field: str, value: str, names: Sequence[str]) -> None:
+    if value not in (choices := ("auto", "none", *names)):
+        raise ConfigError(f"{field}: must be one of {', '.join(choices)}")
+
+
+def _reasoning_format(source: str) -> ReasoningFormat | None:
+    if "<|channel|>" in source:
+        return HARMONY
+    found = (one for one in (THINK, MISTRAL) if one.start in source or one.end in source)
+    return next(found, None)
+
+
+def _tool_format(source: str) -> str | None:
+    return format_of(source) if "tools" in read_variables(source) else None

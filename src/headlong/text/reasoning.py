@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headlong.text.events import WHITE, begun_len
+from headlong.text.tools.harmony import ANALYSIS, END
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class ReasoningFormat:
 
     start: str
     end: str
+    name: str = "think"
 
     def opened_by(self, prompt_text: str) -> bool:
         """Whether a prompt leaves the reasoning open. Only its very end counts: further up, a marker may be
@@ -26,6 +28,9 @@ class ReasoningFormat:
 
 
 THINK = ReasoningFormat("<think>", "</think>")
+MISTRAL = ReasoningFormat("[THINK]", "[/THINK]", "mistral")
+HARMONY = ReasoningFormat(ANALYSIS, END, "harmony")
+"""Where `headlong.text.harmony` reads the output, these say where its reasoning is."""
 
 
 class Part(NamedTuple):

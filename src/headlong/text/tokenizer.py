@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as Backend
 from headlong.errors import CheckpointError, RequestError
 from headlong.small_files import read_text
 from headlong.text import tokenizer_file
+from headlong.text.markup import markup_of
 
 MAX_COMPANION_BYTES = 64 << 20
 """The most that tokenizer_config.json or a chat template may have."""
@@ -31,9 +32,6 @@ SPECIAL_NAMES = (
     "cls_token",
     "mask_token",
 )
-MARKUP = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
-"""Tokens by which a model structures its answer. Some vocabularies list them as special, others do not. They are always
-text here, since reasoning and tool calls could not be found in the output otherwise."""
 
 MANY_CHARS = 8
 """Texts with more characters for each token that is allowed are read in part first."""
@@ -185,7 +183,8 @@ class Tokenizer:
     def structural_ids(self) -> frozenset[int]:
         """Tokens that end an answer or give it its structure: what the chat template writes, and markup."""
         added, template = self._backend.get_added_tokens_decoder(), self.chat_template or ""
-        found = {i for i, token in added.items() if token.content in MARKUP or token.content in template}
+        markup = markup_of(token.content for token in added.values())
+        found = {i for i, token in added.items() if token.content in markup or token.content in template}
         return frozenset(found if self.eos_token_id is None else {*found, self.eos_token_id})
 
     def _compute_bytes(self, token_id: int) -> bytes:
@@ -259,14 +258,15 @@ def _add_declared_tokens(backend: Backend, declared: Mapping[str, Any]) -> None:
 def _with_markup_as_text(backend: Backend) -> Backend:
     """The library keeps a token's first kind for ever, so the tokens are added to a new tokenizer of the same parts."""
     added = sorted(backend.get_added_tokens_decoder().items())
-    if not any(token.special and token.content in MARKUP for _, token in added):
+    markup = markup_of(token.content for _, token in added)
+    if not any(token.special and token.content in markup for _, token in added):
         return backend
     other = Backend(backend.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         if (own := getattr(backend, part)) is not None:
             setattr(other, part, own)
     for _, token in added:
-        token.special = token.special and token.content not in MARKUP
+        token.special = token.special and token.content not in markup
     other.add_tokens([token for _, token in added])
     return other
 

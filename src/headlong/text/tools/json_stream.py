@@ -31,14 +31,16 @@ class MemberPart(NamedTuple):
 
 
 class JsonObjectReader:
-    """Feed it text until `done` or `failed`; `take` what it read on the way."""
+    """Feed it text until `done` or `failed`; `take` what it read on the way. With `whole` the object is one value, and
+    its members are not told apart."""
 
-    def __init__(self) -> None:
+    def __init__(self, whole: bool = False) -> None:
         self.done = False
         self.failed = False
         self._parts: list[MemberPart] = []
         self._expected: Expected = "object"
-        self._closers: list[str] = []
+        self._closers: list[str] = [""] if whole else []  # as if the object were a member's value
+        self._bottom = len(self._closers)
         self._string: Literal["key", "value"] | None = None  # the kind of string it is in
         self._escape = ""  # an escape that is not complete yet
         self._scalar: list[str] = []  # a number or a word that is not complete yet
@@ -113,7 +115,7 @@ class JsonObjectReader:
 
     def _end_value(self) -> None:
         self._expected = "comma"
-        if not self._closers:
+        if len(self._closers) == self._bottom:
             self.done = True
         elif len(self._closers) == 1:
             self._in_value = False
@@ -172,7 +174,7 @@ class JsonObjectReader:
             self._end_value()
             return
         self._expected = "colon"
-        if len(self._closers) == 1:
+        if len(self._closers) == 1 and not self._bottom:
             self._parts.append(MemberPart("key", json.loads("".join(self._key))))
             self._key.clear()
 

@@ -6,7 +6,6 @@ of `begin` and `read`, and of the markers.
 """
 
 import re
-import secrets
 from abc import ABC, abstractmethod
 
 from headlong.text.events import (
@@ -17,9 +16,12 @@ from headlong.text.events import (
     ToolCallEnd,
     ToolCallStart,
     begun_len,
+    new_call_id,
 )
 
-CALL_END = "</tool_call>"
+MAX_SPACE = 256
+"""The most white space between the tags that begin a call."""
+MAX_NAME = 256
 
 
 class CallScanner(ABC):
@@ -33,6 +35,10 @@ class CallScanner(ABC):
 
     markers: tuple[str, ...]
     """What may begin a call. No marker contains the beginning of another, itself included."""
+    tails: tuple[str, ...] = ()
+    """What belongs to a call that is over: closing tags, in this order, each of which may be missing."""
+    joint = ""
+    """A text that begins another call, but only right behind one."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -42,6 +48,7 @@ class CallScanner(ABC):
         self._carried: list[str] = []  # its text from earlier pieces
         self._space: list[str] = []  # white space that counts only if text follows
         self._after_call = False
+        self._num_tails = 0  # of the call that is over: those that cannot come any more
         self._pieces: list[str] = []  # of one event that is still growing: content, or a call's arguments
         self._in_arguments = False
         self._events: list[OutputEvent] = []
@@ -82,8 +89,7 @@ class CallScanner(ABC):
         self._space.clear()
         self._carried.clear()
         self._start = None
-        id = f"call_{secrets.token_hex(12)}"
-        self._emit(ToolCallStart(self._num_calls, id, name))
+        self._emit(ToolCallStart(self._num_calls, new_call_id(), name))
 
     def arguments(self, text: str) -> None:
         """Passes on more of the accepted call's arguments."""
@@ -95,6 +101,7 @@ class CallScanner(ABC):
         self._emit(ToolCallEnd(self._num_calls))
         self._num_calls += 1
         self._after_call = True
+        self._num_tails = 0
         self._state = self._after_end
 
     def reject(self) -> None:
@@ -126,6 +133,18 @@ class CallScanner(ABC):
             at += 1
         self.at, skipped = at, at - self.at
         return skipped
+
+    def up_to(self, stop: str) -> str | None:
+        """The name that stands between `at` and `stop`, after stepping behind both; "" if more text is needed, None
+        if there is no name."""
+        end = self.text.find(stop, self.at, self.at + MAX_NAME + len(stop))
+        if end < 0:
+            return None if self.final or len(self.text) - self.at >= MAX_NAME + len(stop) else ""
+        name = self.text[self.at : end].strip(WHITE)
+        if "\n" in name or "<" in name:
+            return None
+        self.at = end + len(stop)
+        return name or None
 
     def next_is(self, *tags: str) -> str | None:
         """The tag that stands at `at`; "" if one may be on its way; None if what is there is no tag."""
@@ -162,17 +181,24 @@ class CallScanner(ABC):
         return False
 
     def _after_end(self) -> bool:
-        """Nothing but white space and the closing tag, which may be missing, belongs to the call."""
+        """Nothing but white space and the closing tags, which may be missing, belongs to the call."""
         start = self.at
         if self.skip_space():
             self._space.append(self.text[start : self.at])
-        tag = self.next_is(CALL_END)
+        joint = (self.joint,) if self.joint else ()
+        tag = self.next_is(*self.tails[self._num_tails :], *joint)
         if tag == "":
             return False
-        if tag is not None:
+        if tag and tag in self.tails:
             self.at += len(tag)
             self._space.clear()
-        self._state = self._in_text
+            self._num_tails = self.tails.index(tag) + 1
+        elif tag:
+            self._start = self.at
+            self._state = self.read
+            self.begin()
+        else:
+            self._state = self._in_text
         return True
 
     def _emit(self, event: OutputEvent) -> None:

@@ -7,7 +7,7 @@ JsonTypes = frozenset[str] | None
 """The JSON types a value may have; None means any."""
 
 STRING: JsonTypes = frozenset({"string"})
-_KNOWN = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
+JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 _NOTES = frozenset({"title", "description", "default", "examples", "$comment", "deprecated"})
 _FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 _NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
@@ -42,7 +42,7 @@ def json_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> JsonType
     declared = schema.get("type")
     if declared is not None:
         names = frozenset([declared] if isinstance(declared, str) else _texts(declared))
-        return names if names and names <= _KNOWN else None
+        return names if names and names <= JSON_TYPES else None
     if "const" in schema:
         return frozenset({type_of(schema["const"])})
     if isinstance(schema.get("enum"), list):
