@@ -291,8 +291,12 @@ static void experts(void) {
     Experts net = all_experts(SIZE);
     float *x = numbers(MANY * SIZE), *logits = numbers(MANY * LOGITS), *before = numbers(MANY * SIZE);
     float *all = room(4 * MANY * SIZE), *some = room(4 * MANY * SIZE);
-    for (int normalise = 0; normalise < 2; normalise++) {
-        net.normalise = normalise;
+    for (int way = 0; way < 4; way++) { /* softmax, then sigmoid of groups with a bias and a shared expert as it is */
+        net.normalise = way % 2;
+        if (way == 2) {
+            net.sigmoid_scores = 1, net.num_groups = NUM_TYPES / 2, net.kept_groups = 3, net.scale = 2.5f;
+            net.bias = numbers(NUM_TYPES), net.shared = SHARED;
+        }
         memcpy(all, before, 4 * MANY * SIZE);
         headlong_experts(&net, x, logits, all, MANY, 1);
         tell("experts", 'f', all, MANY * SIZE);
@@ -301,7 +305,7 @@ static void experts(void) {
         same("experts", all, some, 4 * MANY * SIZE);
         memcpy(some, before, 4 * MANY * SIZE);
         for (int i = 0; i < MANY; i++)
-            headlong_experts(&net, x + i * SIZE, logits + i * LOGITS, some + i * SIZE, 1, 1 + i % THREADS);
+            headlong_experts(&net, x + i * SIZE, logits + i * (NUM_TYPES + (net.shared == GATED)), some + i * SIZE, 1, 1 + i % THREADS);
         same("experts", all, some, 4 * MANY * SIZE);
     }
 }

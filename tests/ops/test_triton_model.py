@@ -31,7 +31,18 @@ FAMILIES = {
             "experts": "apart",
         },
     ),
+    "experts in groups, the first layer dense": (
+        "glm4_moe",
+        {
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "use_qk_norm": True,
+        },
+    ),
 }
+SLOW = ("dense", "experts in groups, the first layer dense")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -78,7 +89,7 @@ def agree(folder, monkeypatch) -> Driver:
 
 @pytest.mark.parametrize(
     "folder",
-    [pytest.param(name, marks=pytest.mark.slow if name == "dense" else ()) for name in FAMILIES],
+    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in FAMILIES],
     indirect=True,
 )
 def test_whole_sums(folder, monkeypatch):
