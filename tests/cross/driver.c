@@ -304,8 +304,9 @@ static void experts(void) {
         headlong_experts(&net, x, logits, some, MANY, THREADS);
         same("experts", all, some, 4 * MANY * SIZE);
         memcpy(some, before, 4 * MANY * SIZE);
+        const int wide = NUM_TYPES + (net.shared == GATED);
         for (int i = 0; i < MANY; i++)
-            headlong_experts(&net, x + i * SIZE, logits + i * (NUM_TYPES + (net.shared == GATED)), some + i * SIZE, 1, 1 + i % THREADS);
+            headlong_experts(&net, x + i * SIZE, logits + i * wide, some + i * SIZE, 1, 1 + i % THREADS);
         same("experts", all, some, 4 * MANY * SIZE);
     }
 }
