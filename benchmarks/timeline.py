@@ -20,7 +20,7 @@ BY_STAGE = {"propose": DRAFTS, "observe": DRAFTS, "verify": VERDICT, "commit": V
 """Whatever is launched there is that, products of the head too."""
 BY_NAME = (
     ("products", r"gemm|epilogue|experts|gemv|cutlass|cublas"),
-    ("attention", r"attend|combine|prepare"),
+    ("attention", r"attend|combine|prepare|rotate|heads"),
     ("delta rule", r"delta|token_inputs|gated_norm"),
     ("norms, gates", r"norm|silu"),
     (VERDICT, r"argmax"),
