@@ -5,6 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from headlong.checkpoint.source import EMBEDDED
+from headlong.server.logprobs import TextLogprobs
+from headlong.text.output import ChatFormat
+from headlong.text.tokenizer import Tokenizer
+from headlong.types import TokenLogprobs
 from support.scripted import ScriptedEngine, ScriptedEngines
 from support.serving import RunningServer, model_with_template
 
@@ -83,6 +88,20 @@ def test_a_template_decides(tmp_path):
         form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [7]}}}
         _, content, calls = whole(chat(http, response_format=form, **quiet))
         assert calls or content == "7"
+
+
+def test_log_probabilities_of_two_messages():
+    """The empty line between them is no token's, and a header's tokens are not the answer's."""
+    script = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>final<|message|>A final word."
+    tokenizer = Tokenizer.from_folder(Path(EMBEDDED))
+    assert tokenizer is not None
+    text = TextLogprobs(
+        tokenizer, ChatFormat.detect(None, reasoning="harmony").parser("<|start|>assistant", None)
+    )
+    text.push(TokenLogprobs(token, -1.0, ()) for token in tokenizer.encode(script))
+    text.finish()
+    said = "".join(one["token"] for one in text.all(0))
+    assert "I look." in said and "A final word." in said and "<|start|>" not in said
 
 
 SCRIPTS = {

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from output_samples import template_text
+from output_samples import PROPERTIES, Output, gather, template_text, tool
 
 from headlong.text.messages import prepare_messages
-from headlong.text.output import ChatFormat
+from headlong.text.output import ChatFormat, Reasoning
 from headlong.text.template import ChatTemplate
 
 TOOL_LIST = "{% if tools %}{{ tools | tojson }}{% endif %}"
@@ -127,3 +127,18 @@ def generated(name: str, message: dict[str, Any], tools: Any, **variables: Any) 
     for end in (*ENDS, *ENDS):
         text = text.removesuffix(end)
     return shared, text
+
+
+TOOLS = [tool(name, {"type": "object", "properties": PROPERTIES}) for name in ("f", "g", "look_up-1")]
+ASK = "<|start|>user<|message|>?<|end|><|start|>assistant"
+"""The end of a prompt of gpt-oss."""
+
+
+def read_freely(format: ChatFormat, pieces: Any, prompt: str = "", tools: Any = TOOLS) -> Output:
+    """The output, whose reasoning may come after other things."""
+    parser = format.parser(prompt, tools)
+    events = [event for piece in pieces for event in parser.push(piece)] + parser.finish()
+    thoughts = [event for event in events if isinstance(event, Reasoning)]
+    said = gather([event for event in events if not isinstance(event, Reasoning)])
+    said.reasoning = "".join(thought.text for thought in thoughts)
+    return said

@@ -5,17 +5,27 @@ import time
 from typing import Any
 
 import pytest
-from format_samples import COMPILED, FORMATS, SINGLE, SOURCES, assistant, generated, rendered
+from format_samples import (
+    ASK,
+    COMPILED,
+    FORMATS,
+    SINGLE,
+    SOURCES,
+    TOOLS,
+    assistant,
+    generated,
+    read_freely,
+    rendered,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from output_samples import PROPERTIES, Output, cut, gather, places, read, shuffled, tool
+from output_samples import Output, cut, places, read, shuffled
 
 from headlong.text.format_names import REASONING_FORMATS, TOOL_FORMATS
 from headlong.text.output import ChatFormat, Content, Reasoning, ToolCallArguments
 from headlong.text.reasoning import HARMONY, MISTRAL, THINK
 from headlong.text.tools import formats
 
-TOOLS = [tool(name, {"type": "object", "properties": PROPERTIES}) for name in ("f", "g", "look_up-1")]
 THINKING = {
     "qwen3_coder": None,
     "deepseek_v3": None,
@@ -115,16 +125,6 @@ def test_calls_that_a_template_writes_are_read_back(name, content, calls, places
     assert output.arguments == [arguments for _, arguments in calls]
 
 
-def read_freely(format: ChatFormat, pieces: Any, prompt: str = "", tools: Any = TOOLS) -> Output:
-    """The output, whose reasoning may come after other things."""
-    parser = format.parser(prompt, tools)
-    events = [event for piece in pieces for event in parser.push(piece)] + parser.finish()
-    thoughts = [event for event in events if isinstance(event, Reasoning)]
-    said = gather([event for event in events if not isinstance(event, Reasoning)])
-    said.reasoning = "".join(thought.text for thought in thoughts)
-    return said
-
-
 @pytest.mark.parametrize("name", SOURCES)
 @settings(max_examples=30, deadline=None)
 @given(data=st.data(), places=places, inside=st.booleans())
@@ -204,7 +204,6 @@ def test_examples(name, text, content, calls):
         assert output.content == (text if content is None else content)
 
 
-ASK = "<|start|>user<|message|>?<|end|><|start|>assistant"
 THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 TO_F = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
 

@@ -91,7 +91,8 @@ FLAGS = (
         "tool_format",
         "usually the chat template tells",
         words=_same(*TOOL_FORMATS, "none", "auto")
-        | {"qwen3_xml": "qwen3_coder", "openai": "harmony", "llama4_json": "llama3_json"},
+        | {"qwen3_xml": "qwen3_coder", "openai": "harmony", "llama4_json": "llama3_json"}
+        | {"mistral": "auto"},  # it stands for both of Mistral's forms
     ),
     _sets("--num-speculative-tokens", "draft_tokens", "as in older versions of vLLM"),
     _sets(

@@ -100,6 +100,9 @@ class TextLogprobs:
         whole = b"".join(spelled)
         # Only what opens a block can follow markup, which may hold the same letters.
         start = whole.rfind(text) if block not in self._settled else whole.find(text)
+        if start < 0:  # a reader puts an empty line between two messages, which no token says
+            text = text.removeprefix(b"\n\n")
+            start = whole.rfind(text)
         start, end = (start, start + len(text)) if start >= 0 else (0, len(whole))
         settled = self._settled.setdefault(block, [])
         unsettled, self._unsettled = self._unsettled, []
