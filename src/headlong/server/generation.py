@@ -30,7 +30,7 @@ class Job:
     make_parser: Callable[[], OutputReader] | None = None
     """Makes the parser of an output; None where the whole text is the content."""
     tenant: str = ""
-    """Whose request it is: the engine shares itself fairly between tenants."""
+    """The caller whose request it is: the engine shares itself fairly between tenants."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ LIMIT_HEADERS = tuple(
 
 
 class Bucket:
-    """So much a minute; it holds a minute's worth at most."""
+    """An amount that fills up again within a minute, at an even rate, and never holds more."""
 
     def __init__(self, per_minute: float) -> None:
         self.per_minute = per_minute

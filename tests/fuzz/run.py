@@ -1,0 +1,29 @@
+"""Feeds a target of targets.py with atheris, guided by coverage; `make fuzz` calls it for each.
+
+python tests/fuzz/run.py TARGET [libFuzzer's flags] [CORPUS]
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=["headlong"]):
+    import targets
+
+
+def main() -> None:
+    name, *flags = sys.argv[1:]
+    corpus = Path(tempfile.mkdtemp(prefix=f"headlong-corpus-{name}-"))
+    for number, seed in enumerate(targets.seeds(name)):
+        (corpus / f"seed{number}").write_bytes(seed)
+    kept = Path(__file__).parent / "found" / name
+    atheris.Setup(
+        [sys.argv[0], str(corpus), *([str(kept)] if kept.is_dir() else []), *flags], targets.TARGETS[name]
+    )
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
