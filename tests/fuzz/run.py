@@ -1,6 +1,7 @@
-"""Feeds a target of targets.py with atheris, guided by coverage; `make fuzz` calls it for each.
+"""Feeds a target of targets.py with atheris, guided by coverage; `make fuzz` calls it for each. What breaks a
+promise is kept in found/TARGET, where every test run reads it.
 
-python tests/fuzz/run.py TARGET [libFuzzer's flags] [CORPUS]
+python tests/fuzz/run.py TARGET [libFuzzer's flags]
 """
 
 import sys
@@ -19,9 +20,9 @@ def main() -> None:
     for number, seed in enumerate(targets.seeds(name)):
         (corpus / f"seed{number}").write_bytes(seed)
     kept = Path(__file__).parent / "found" / name
-    atheris.Setup(
-        [sys.argv[0], str(corpus), *([str(kept)] if kept.is_dir() else []), *flags], targets.TARGETS[name]
-    )
+    kept.mkdir(parents=True, exist_ok=True)
+    words = [sys.argv[0], str(corpus), str(kept), f"-artifact_prefix={kept}/", *flags]
+    atheris.Setup(words, targets.TARGETS[name])
     atheris.Fuzz()
 
 
