@@ -13,6 +13,8 @@ import atheris
 with atheris.instrument_imports(include=["headlong"]):
     import targets
 
+    targets.TARGETS[sys.argv[1]](next(targets.seeds(sys.argv[1])))  # imports what it reads with
+
 
 def main() -> None:
     name, *flags = sys.argv[1:]

@@ -1,7 +1,8 @@
 """What is fuzzed: readers of bytes that come from strangers. A target takes bytes and raises where a promise is broken.
 
 Each knows which errors are promised; everything else that is raised, and an answer that depends on how the bytes were
-cut, is a finding. `run.py` feeds them, guided by coverage; `test_fuzz.py` feeds them what was found before.
+cut, is a finding. `run.py` feeds them, guided by coverage; `test_fuzz.py` feeds them what was found before. Each
+imports what it needs when it is called, since instrumented imports take long.
 """
 
 import contextlib
@@ -11,16 +12,15 @@ import struct
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from headlong.checkpoint.gguf import read_gguf
-from headlong.checkpoint.safetensors import read_file
-from headlong.checkpoint.source import EMBEDDED
-from headlong.cli.load.sse import EventReader, MalformedStream
+import headlong
 from headlong.errors import HeadlongError
-from headlong.text.gguf_tokenizer import tokenizer_from_gguf
-from headlong.text.output import ChatFormat, ToolCallStart
-from headlong.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from headlong.text.output import ChatFormat
+
+EMBEDDED = Path(headlong.__file__).parent / "assets" / "tale-20m"
 TOOLS = [
     {
         "type": "function",
@@ -44,6 +44,8 @@ _folder = Path(
 
 def safetensors(data: bytes) -> None:
     """A file; its header's length is what comes first, as it is or as it should be."""
+    from headlong.checkpoint.safetensors import read_file
+
     if data[:1] == b"{":
         data = struct.pack("<Q", len(data)) + data + bytes(64)
     with contextlib.suppress(HeadlongError):
@@ -53,6 +55,9 @@ def safetensors(data: bytes) -> None:
 
 def gguf(data: bytes) -> None:
     """A file, and the tokenizer that its metadata describe."""
+    from headlong.checkpoint.gguf import read_gguf
+    from headlong.text.gguf_tokenizer import tokenizer_from_gguf
+
     with contextlib.suppress(HeadlongError):
         found = read_gguf(_written("model.gguf", data))
         tokenizer_from_gguf(found.metadata)
@@ -60,6 +65,8 @@ def gguf(data: bytes) -> None:
 
 def tokenizer(data: bytes) -> None:
     """The file beside tokenizer.json, and a template in it or on its own."""
+    from headlong.text.tokenizer import Tokenizer
+
     folder = _folder / "tokenizer"
     if not folder.exists():
         folder.mkdir()
@@ -78,6 +85,8 @@ def sse(data: bytes) -> None:
 
 def chat(data: bytes) -> None:
     """An answer in each format gives the same text, reasoning and calls however it is cut."""
+    from headlong.text.output import ChatFormat
+
     text = data.decode("utf-8", "replace")
     pieces = [piece for piece in _cut_text(text) if piece]
     for tools in ("hermes", "qwen3_coder"):
@@ -154,6 +163,8 @@ def _cut_text(text: str) -> list[str]:
 
 
 def _events(pieces: list[bytes]) -> list[object] | str:
+    from headlong.cli.load.sse import EventReader, MalformedStream
+
     reader = EventReader()
     found: list[object] = []
     try:
@@ -164,14 +175,14 @@ def _events(pieces: list[bytes]) -> list[object] | str:
         return "malformed"
 
 
-def _joined(format: ChatFormat, pieces: list[str]) -> list[tuple[str, str]]:
+def _joined(format: "ChatFormat", pieces: list[str]) -> list[tuple[str, str]]:
     """Kinds of events with their texts, those of the same kind that follow each other joined."""
     parser = format.parser("", TOOLS)
     events = [event for piece in pieces for event in parser.push(piece)] + parser.finish()
     found: list[tuple[str, str]] = []
     for event in events:
         kind = type(event).__name__
-        text = event.name if isinstance(event, ToolCallStart) else getattr(event, "text", "")
+        text = getattr(event, "text", None) or getattr(event, "name", "")
         if found and found[-1][0] == kind and kind in ("Content", "Reasoning", "ToolCallArguments"):
             found[-1] = (kind, found[-1][1] + text)
         else:

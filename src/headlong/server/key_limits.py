@@ -99,12 +99,11 @@ class KeyLimits:
             return Account(None, None, None)
         if caller.name not in self._accounts:
             settings = self._settings
-            limits = (
-                settings.key_requests_per_minute,
-                settings.key_tokens_per_minute,
-                settings.key_grammar_seconds,
+            self._accounts[caller.name] = Account(
+                _bucket(settings.key_requests_per_minute),
+                _bucket(settings.key_tokens_per_minute),
+                _bucket(settings.key_grammar_seconds),
             )
-            self._accounts[caller.name] = Account(*(one and Bucket(one) for one in limits))
         return self._accounts[caller.name]
 
     @contextlib.contextmanager
@@ -135,6 +134,10 @@ class KeyLimits:
             yield account
         finally:
             account.rows -= num_rows
+
+
+def _bucket(per_minute: float | None) -> Bucket | None:
+    return None if per_minute is None else Bucket(per_minute)
 
 
 def _refusal(what: str, limit: str, seconds: float) -> ApiError:
