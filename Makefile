@@ -16,7 +16,7 @@ ON_REFERENCE_OPS = tests/state $(addprefix tests/models/test_, \
 CLIENTS  := .clients
 PACKAGES := $(patsubst tests/clients/requirements/%.txt,$(CLIENTS)/%/.installed,$(wildcard tests/clients/requirements/*.txt))
 
-.PHONY: run chat serve browser test test-all test-paths clients sanitize cross wheels docs artifacts soak lint format bench install help clean
+.PHONY: run chat serve browser test test-all test-paths clients sanitize cross wheels fuzz docs artifacts soak lint format bench install help clean
 
 run: $(STAMP)            ## install, then generate from the embedded model, MTP against plain
 	$(BIN)/headlong run --compare --seed 2 "Write a short story about a shy dragon who learns to share."
@@ -74,6 +74,14 @@ cross: $(STAMP)          ## the native kernels for 64-bit ARM, under QEMU, again
 wheels: $(STAMP)         ## the wheels for x86-64 and 64-bit ARM on Linux, built and tried: minutes
 	$(BIN)/python release/wheels.py
 
+# In an environment of its own, since its package is made for few machines; MINUTES for each target.
+MINUTES ?= 5
+fuzz: $(STAMP)           ## readers of strangers' bytes, fed by atheris: MINUTES for each of five targets
+	@test -x .fuzz/bin/python || $(PYTHON) -m venv .fuzz
+	.fuzz/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . "atheris>=3.0"
+	for target in safetensors gguf tokenizer chat sse; do \
+	  nice .fuzz/bin/python tests/fuzz/run.py $$target -max_total_time=$$((60 * $(MINUTES))) || exit 1; done
+
 docs: $(STAMP)           ## the site from docs/, into site/; links that lead nowhere are errors
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	$(BIN)/mkdocs build --strict --quiet
@@ -112,4 +120,4 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard src/headlong/ops/csrc/*)
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) build dist site *.egg-info src/*.egg-info src/headlong/ops/*.so .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) build dist site .fuzz *.egg-info src/*.egg-info src/headlong/ops/*.so .pytest_cache .ruff_cache .hypothesis

@@ -141,6 +141,14 @@ class EngineConfig:
     prefix_host_bytes: int | None = _option(None, "whole", "and of those pushed out of it, in host memory")
     """Bytes of the prefix cache on the host; None is four times as much as on the device. On a CPU the two are
     one."""
+    step_timeout: float | None = _option(
+        None,
+        "number",
+        "seconds after which a step counts as hung, and the server ends; 0 never, by default 120 on a GPU, else 600",
+        high=86400,
+    )
+    """Seconds after which an engine that is stepped in a thread of its own is given up, because a step of it does not
+    end; 0 waits for ever. None is 120 on a GPU and 600 elsewhere, or one for each of `chunk_tokens`."""
     check_every_step: bool = _option(False, "switch", "verify pages, slots and hashes after every step; slow")
     """Checks the state's invariants after every step; this is for finding faults."""
 
@@ -164,6 +172,8 @@ class EngineConfig:
         _check("chunk_tokens", self.chunk_tokens, 1, 1 << 20)
         _check("max_draft_tokens", self.max_draft_tokens, 1, min(MAX_DRAFTS, self.page_size))
         _check_fraction("gpu_memory_fraction", self.gpu_memory_fraction)
+        if self.step_timeout is not None and not 0 <= self.step_timeout <= 86400:
+            raise ConfigError(f"step_timeout must be a number from 0 to 86400, not {self.step_timeout!r}")
         if self.draft_tokens != "auto":
             _check("draft_tokens", self.draft_tokens, 0, self.max_draft_tokens)
         if isinstance(self.draft_vocab, str | Path):
@@ -186,6 +196,13 @@ class EngineConfig:
         """How many drafts a step has where neither the request says nor the engine chooses."""
         chosen = self.max_draft_tokens if self.draft_tokens == "auto" else self.draft_tokens
         return min(chosen, self.max_draft_tokens)
+
+    def resolve_step_timeout(self) -> float | None:
+        """Returns the seconds that a step may take, or None where it may take for ever."""
+        if self.step_timeout is not None:
+            return self.step_timeout or None
+        on_gpu = self.resolve_device().type == "cuda"
+        return 120.0 if on_gpu else max(600.0, float(self.chunk_tokens))
 
     def resolve_device(self) -> "torch.device":
         if self.device == "auto":

@@ -36,6 +36,15 @@ def triton_ops_wanted(device_type: str) -> bool:
     return value != "0" if device_type == "cuda" else value == "interpret"
 
 
+def wait_passively() -> None:
+    """Lets the threads of torch's own operations sleep while they wait for each other, unless the environment says how
+    they wait: spinning, they take the cores that another server's threads need to come to the same point. OpenMP reads
+    it once, when torch is imported."""
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+    if not any(name in os.environ for name in names):
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+
+
 def config_file() -> str | None:
     """HEADLONG_CONFIG: the server's config.yml; without it none is read."""
     return os.environ.get("HEADLONG_CONFIG")

@@ -65,6 +65,8 @@ class Request:
     prefix_extras: tuple[tuple[int, bytes], ...] = ()
     """Pairs (position, bytes), by position: what the sequence's state depends on from that position on besides its
     tokens, such as an adapter or an image. Only sequences with equal extras share cached prefixes."""
+    tenant: str = ""
+    """Who asks: rows of the same priority are let in by turns, tenant by tenant."""
     constraint: Callable[[], Constraint] | None = field(default=None, compare=False, repr=False)
     """Starts the output's constraint afresh, each time the row is admitted. The function stays in the process that made
     it."""

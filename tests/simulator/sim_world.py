@@ -78,15 +78,21 @@ class Asked:
     max_tokens: int = MAX_TOKENS
 
     def request(
-        self, row_id: str, draft_tokens: int = 0, adaptive: bool = False, priority: int = 0
+        self,
+        row_id: str,
+        draft_tokens: int = 0,
+        adaptive: bool = False,
+        priority: int = 0,
+        tenant: str = "",
     ) -> Request:
         own = KINDS[self.kind]
         own = own | {"min_tokens": min(own.get("min_tokens", 0), self.max_tokens)}
         params = SamplingParams(max_tokens=self.max_tokens, seed=self.kind, priority=priority, **own)
         stops = frozenset(params.stop_token_ids)
-        return Request(
+        made = Request(
             row_id, PROMPTS[self.prompt], params, self.kind, 0, draft_tokens, adaptive, stop_ids=stops
         )
+        return replace(made, tenant=tenant)
 
 
 def truth(folder: Path, asked: Asked) -> tuple[tuple[int, ...], str]:

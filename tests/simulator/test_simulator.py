@@ -74,10 +74,13 @@ class Schedules(RuleBasedStateMachine):
         depth=st.integers(0, 8),
         adaptive=st.booleans(),
         priority=st.sampled_from([0, 0, 0, -1, 1]),
+        tenant=st.sampled_from(["", "", "one", "two"]),
     )
-    def join(self, asked, depth, adaptive, priority):
+    def join(self, asked, depth, adaptive, priority, tenant):
         depth = min(depth, self.world.engine.max_drafts)
-        self.world.join(asked, draft_tokens=depth, adaptive=adaptive and depth > 0, priority=priority)
+        self.world.join(
+            asked, draft_tokens=depth, adaptive=adaptive and depth > 0, priority=priority, tenant=tenant
+        )
 
     @rule(asked=asked)
     def join_one_that_breaks_every_pass(self, asked):

@@ -5,6 +5,7 @@ from typing import Any
 
 from headlong.cli import options, vllm_flags
 from headlong.cli.terminal import note
+from headlong.env import wait_passively
 from headlong.errors import ConfigError
 from headlong.option import METAVARS, Option, metavar
 from headlong.server.settings import DEFAULTS, OPTIONS
@@ -99,6 +100,7 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def execute(args: argparse.Namespace) -> int:
+    wait_passively()
     from headlong.server.settings_sources import load
 
     settings = load(_given(args), args.config)

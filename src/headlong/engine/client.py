@@ -114,6 +114,11 @@ class EngineClient(Protocol):
         tells of failures that could not be mended so, and of an end that was asked for."""
         ...
 
+    @property
+    def hung(self) -> bool:
+        """Whether a step of the engine does not end, so that nothing but the end of its process frees what it holds."""
+        return False
+
     def stats(self) -> EngineStats: ...
 
     def prepare(

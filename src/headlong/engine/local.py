@@ -27,13 +27,19 @@ class LocalEngine(EngineClient):
     """
 
     def __init__(
-        self, service: Service, on_step: OnStep | None = None, *, plain_tokens_per_second: float | None = None
+        self,
+        service: Service,
+        on_step: OnStep | None = None,
+        *,
+        plain_tokens_per_second: float | None = None,
+        step_timeout: float | None = None,
     ) -> None:
         self.service = service
         self._description = service.describe(plain_tokens_per_second)
         self._metrics = Metrics()
         self._on_step = on_step
-        self._loop = EngineLoop(service, self._metrics.observe if on_step is None else self._observe)
+        observe = self._metrics.observe if on_step is None else self._observe
+        self._loop = EngineLoop(service, observe, step_timeout)
 
     @classmethod
     def load(
@@ -43,7 +49,8 @@ class LocalEngine(EngineClient):
         progress: ProgressFn = silent,
         on_step: OnStep | None = None,
     ) -> "LocalEngine":
-        return cls(Service.load(model, config, progress), on_step)
+        service = Service.load(model, config, progress)
+        return cls(service, on_step, step_timeout=config.resolve_step_timeout())
 
     @property
     def description(self) -> EngineDescription:
@@ -56,6 +63,10 @@ class LocalEngine(EngineClient):
     @property
     def failure(self) -> str | None:
         return self._loop.ended
+
+    @property
+    def hung(self) -> bool:
+        return self._loop.hung
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -123,7 +134,11 @@ class LocalEngines:
     def load(self, model: str | Path | None, config: EngineConfig, progress: ProgressFn) -> LocalEngine:
         service = Service.load(model, config, progress)
         service.recommended_params()  # a wrong generation_config.json is refused here, not with every request
-        return LocalEngine(service, plain_tokens_per_second=plain_tokens_per_second(service))
+        return LocalEngine(
+            service,
+            plain_tokens_per_second=plain_tokens_per_second(service),
+            step_timeout=config.resolve_step_timeout(),
+        )
 
     def reclaim(self) -> None:
         gc.collect()

@@ -10,12 +10,13 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from headlong.completion import Chunk
 from headlong.engine.collect import Collector
 from headlong.engine.service import Service
+from headlong.engine.watchdog import Watchdog
 from headlong.errors import HeadlongError
 from headlong.types import Request, RowOutput, StepOutput
 
@@ -25,6 +26,7 @@ OnStep = Callable[[StepOutput], None]
 MAX_RESTARTS = 3
 RESTART_SECONDS = 600.0
 """An engine that failed begins anew so often within this time; after that it stays down and says so."""
+JOIN_SECONDS = 0.5
 CLOSED = "the engine has been closed"
 DRAINING = "the engine is shutting down; it finishes what it has and takes nothing new"
 
@@ -40,7 +42,9 @@ class Outlet:
 class EngineLoop:
     """The thread that steps the engine. All contact with the engine goes through its inbox."""
 
-    def __init__(self, service: Service, on_step: OnStep | None = None) -> None:
+    def __init__(
+        self, service: Service, on_step: OnStep | None = None, step_timeout: float | None = None
+    ) -> None:
         self._service = service
         self._engine = service.engine
         self._on_step = on_step
@@ -51,6 +55,11 @@ class EngineLoop:
         """When the engine began anew, the last few times."""
         self.ended: str | None = None
         """Why nothing more is taken; set under the lock, after which the inbox only empties."""
+        self._expected: set[Outlet] = set()
+        """Outlets of requests that are in the inbox."""
+        self.hung = False
+        """Whether a step does not end. The thread may go on one day, but nobody listens to it any more."""
+        self._watchdog = None if step_timeout is None else Watchdog(step_timeout, self._give_up)
         self._draining = False
         """Whether the thread ends as soon as the engine has nothing left to do."""
         self._thread = threading.Thread(target=self._run, name="headlong-engine", daemon=True)
@@ -61,7 +70,8 @@ class EngineLoop:
         with self._lock:
             if self.ended is not None:
                 raise HeadlongError(self.ended)
-            self._inbox.put(lambda: self._add(requests, outlet))
+            self._expected.add(outlet)
+            self._inbox.put(lambda: self._take_in(requests, outlet))
             if self._thread.ident is None:
                 self._thread.start()
 
@@ -88,12 +98,22 @@ class EngineLoop:
         self._join()
 
     def _join(self) -> None:
-        if self._thread.ident is not None:
-            self._thread.join()
+        while self._thread.ident is not None and self._thread.is_alive() and not self.hung:
+            self._thread.join(JOIN_SECONDS)
 
     def _run(self) -> None:
+        if self._watchdog is None:
+            self._serve()
+            return
+        self._watchdog.watch_this_thread()
+        try:
+            self._serve()
+        finally:
+            self._watchdog.close()
+
+    def _serve(self) -> None:
         error = None
-        while error is None:
+        while error is None and not self.hung:
             try:
                 if not self._read_inbox():
                     break
@@ -111,7 +131,10 @@ class EngineLoop:
         self._end_streams(error or HeadlongError("the engine was closed before this request ended"))
 
     def _advance(self) -> None:
-        step = self._engine.step()
+        with self._watched():
+            step = self._engine.step()
+        if self.hung:
+            return
         if self._engine.failure is not None:
             raise HeadlongError(self._engine.failure)
         self._dispatch(step)
@@ -135,6 +158,26 @@ class EngineLoop:
             self.ended = self.ended or f"the engine stopped after an error: {told}"
         return False
 
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        if self._watchdog is None:
+            yield
+            return
+        self._watchdog.begin()
+        try:
+            yield
+        finally:
+            self._watchdog.end()
+
+    def _give_up(self, why: str) -> None:
+        """The engine's thread hangs: tells everybody who waits for it, from another one."""
+        error = HeadlongError(f"the engine hangs: {why}; the server has to be started again")
+        with self._lock:
+            self.ended = self.ended or str(error)
+            self.hung = True
+            outlets = {outlet for _, outlet in list(self._streams.values())} | self._expected
+        _deliver([(outlet, error) for outlet in outlets])
+
     def _end_streams(self, error: Exception) -> None:
         _deliver([(outlet, error) for outlet in {outlet for _, outlet in self._streams.values()}])
         self._streams.clear()
@@ -150,10 +193,16 @@ class EngineLoop:
                 return True
             if command is None:
                 return False
-            command()
+            with self._watched():  # to cancel a row may mean to wait for the device
+                command()
 
     def _begin_to_drain(self) -> None:
         self._draining = True
+
+    def _take_in(self, requests: Sequence[Request], outlet: Outlet) -> None:
+        self._add(requests, outlet)
+        with self._lock:
+            self._expected.discard(outlet)
 
     def _add(self, requests: Sequence[Request], outlet: Outlet) -> None:
         for number, request in enumerate(requests):

@@ -25,6 +25,8 @@ class Row:
         """Whether its last token is on the device and alone unread."""
         self.number = 0
         """The row's place in the order rows came in."""
+        self.turn = 0
+        """The row's place in the order in which tenants take turns; with one tenant, the same."""
         self.num_cached: int | None = None
         """Tokens that were there when it was first admitted; None before."""
         self.came = time.perf_counter()
@@ -44,9 +46,9 @@ class Row:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Who goes first: lower priorities, and within one those who came first; but nobody waits for more than
-        `PATIENCE` later ones for each level between them."""
-        return self.request.params.priority * PATIENCE + self.number, self.number
+        """Who goes first: lower priorities, and within one those whose turn is first; but nobody waits for more than
+        `PATIENCE` later turns for each level between them."""
+        return self.request.params.priority * PATIENCE + self.turn, self.number
 
     def outranks(self, other: "Row") -> bool:
         """Whether it may take the other's place while that runs."""

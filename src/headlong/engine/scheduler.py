@@ -1,10 +1,10 @@
 """Decides who runs in each step and with how many tokens, and does the bookkeeping of what was emitted.
 
-Lower priorities go first, and within one those who came first; nobody is overtaken without end. Running rows go
-before waiting ones of the same priority; when pages run out, drafts shrink first, then the last in rank is put back
-to wait. A row that waits may send less urgent ones back if that lets it in. What a row had is offered to the prefix
-cache when it leaves; back again, it reads what is not there any more, which gives the same tokens. Knows rows, pages
-and slots, no tensors.
+Lower priorities go first, and within one tenants take turns, each with its rows as they came; nobody is overtaken
+without end. Running rows go before waiting ones of the same priority; when pages run out, drafts shrink first, then the
+last in rank is put back to wait. A row that waits may send less urgent ones back if that lets it in. What a row had is
+offered to the prefix cache when it leaves; back again, it reads what is not there any more, which gives the same
+tokens. Knows rows, pages and slots, no tensors.
 """
 
 import itertools
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from headlong.engine.row import FAULT, Row
+from headlong.engine.turns import Turns
 from headlong.sampling.table import SamplingTable
 from headlong.speculate.depth import Depths, Wish
 from headlong.state.state import State
@@ -58,9 +59,10 @@ class Scheduler:
         self.only: frozenset[str] | None = None
         """The rows that may run, while a fault is being narrowed down; None is everybody."""
         self._numbers = itertools.count()
+        self._turns = Turns()
 
     def add(self, row: Row) -> None:
-        row.number = next(self._numbers)
+        row.number, row.turn = next(self._numbers), self._turns.next(row.request.tenant)
         self._queue(row)
 
     def find(self, row_id: str) -> Row | None:
@@ -198,6 +200,7 @@ class Scheduler:
         row.decoding = False
         if row.num_cached is None:
             row.num_cached, row.admitted = held.num_cached, time.perf_counter()
+        self._turns.serve(row.turn)
         self.waiting.remove(row)
         insort(self.running, row, key=lambda row: row.rank)
         return True

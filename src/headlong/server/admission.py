@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
 
 from starlette.requests import Request
 
 from headlong.server.generation import Generation, Job
+from headlong.server.key_limits import Account
 from headlong.server.model import Model
 from headlong.server.reply import Exchange
 from headlong.text.grammar import CompileElsewhere, not_compiling
@@ -23,15 +26,26 @@ async def admit(
         admin = request.state.caller.admin
         model = await stack.enter_async_context(server.pool.lease(model_name, admin=admin))
         stack.enter_context(server.limit.admit(model, num_rows))
+        account = server.keys.account(request.state.caller)
         try:
-            job, generation = await asyncio.to_thread(_prepare, model, make_job, compiling=False)
+            stack.enter_context(server.keys.hold(request.state.caller, num_rows))
+        finally:
+            request.state.limit_headers = account.headers()
+        prepare = partial(_prepare, model, make_job, account, request.state.caller.name)
+        try:
+            job, generation = await asyncio.to_thread(prepare, compiling=False)
         except CompileElsewhere:
-            job, generation = await server.compilers.run(_prepare, model, make_job, compiling=True)
-        return model, Exchange(request, job, generation, stack.pop_all())
+            job, generation = await server.compilers.run(prepare, compiling=True)
+        account.spend(sum(map(len, job.prompts)))
+        exchange = Exchange(request, job, generation, stack.pop_all())
+        exchange.held.callback(lambda: account.spend(exchange.num_tokens))
+        return model, exchange
     raise AssertionError("the stack swallows nothing")
 
 
-def _prepare(model: Model, make_job: Callable[[Model], Job], *, compiling: bool) -> tuple[Job, Generation]:
-    with nullcontext() if compiling else not_compiling():
-        job = make_job(model)
+def _prepare(
+    model: Model, make_job: Callable[[Model], Job], account: Account, tenant: str, *, compiling: bool
+) -> tuple[Job, Generation]:
+    with account.compiling() if compiling else not_compiling():
+        job = replace(make_job(model), tenant=tenant)
         return job, Generation.prepare(model, job)

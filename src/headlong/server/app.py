@@ -36,6 +36,7 @@ from headlong.server.endpoint import Endpoint, Handler
 from headlong.server.error_counts import ErrorCounts
 from headlong.server.errors import ApiError
 from headlong.server.guard import Guard
+from headlong.server.key_limits import LIMIT_HEADERS, KeyLimits
 from headlong.server.left_out import IGNORED, UNKNOWN
 from headlong.server.messages import count_tokens, messages
 from headlong.server.observer import Observer
@@ -131,7 +132,9 @@ def build_app(settings: Settings, pool: ModelPool, auth: Auth) -> Starlette:
         exception_handlers={HTTPException: _as_api_error},
     )
     observer, store = Observer(settings, limit, registry), ResponseStore(settings.response_store_bytes)
-    app.state.server = Server(settings, pool, auth, limit, observer, errors, registry, store)
+    app.state.server = Server(
+        settings, pool, auth, limit, observer, errors, registry, store, KeyLimits(settings)
+    )
     return app
 
 
@@ -144,7 +147,7 @@ def _middleware(settings: Settings, auth: Auth, errors: ErrorCounts) -> list[Mid
                 allow_origins=list(settings.cors_origins),
                 allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["authorization", "content-type", "x-api-key", "anthropic-version"],
-                expose_headers=["x-request-id", IGNORED, UNKNOWN],
+                expose_headers=["x-request-id", "retry-after", IGNORED, UNKNOWN, *LIMIT_HEADERS],
             )
         )
     keyless = auth.is_keyless

@@ -9,6 +9,7 @@ from headlong.server.admission_limit import AdmissionLimit
 from headlong.server.auth import Auth
 from headlong.server.compilers import Compilers
 from headlong.server.error_counts import ErrorCounts
+from headlong.server.key_limits import KeyLimits
 from headlong.server.left_out import LeftOut
 from headlong.server.observer import Observer
 from headlong.server.pool import ModelPool
@@ -26,6 +27,7 @@ class Server:
     errors: ErrorCounts
     registry: CollectorRegistry
     responses: ResponseStore
+    keys: KeyLimits
     left_out: LeftOut = field(default_factory=LeftOut)
     compilers: Compilers = field(default_factory=Compilers)
     started: float = field(default_factory=time.monotonic)

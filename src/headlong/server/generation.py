@@ -7,7 +7,7 @@ calls) and at the end a `Result`. Knows no wire format. Leaving early, for whate
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headlong.completion import Chunk, Completion
 from headlong.engine.client import is_engine_fault
@@ -29,6 +29,8 @@ class Job:
     params: SamplingParams
     make_parser: Callable[[], OutputReader] | None = None
     """Makes the parser of an output; None where the whole text is the content."""
+    tenant: str = ""
+    """The caller whose request it is: the engine shares itself fairly between tenants."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,8 @@ class Generation:
     @classmethod
     def prepare(cls, model: Model, job: Job) -> "Generation":
         """Checks everything that can be wrong, before anything is queued. Takes a while: not for the event loop."""
-        requests = model.client.prepare(job.prompts, job.params, job.id)
+        made = model.client.prepare(job.prompts, job.params, job.id)
+        requests = [replace(request, tenant=job.tenant) for request in made]
         parsers = [None if job.make_parser is None else job.make_parser() for _ in requests]
         return cls(model, requests, parsers, len(job.prompts))
 

@@ -63,6 +63,7 @@ class Guard:
                     "x-request-id": state["id"],
                     "request-id": state["id"],
                     **state.get("field_headers", {}),
+                    **state.get("limit_headers", {}),
                 }.items():
                     headers.setdefault(name, value)
             await send(message)

@@ -73,6 +73,10 @@ class ModelPool:
         while any(model.users for model in (*self._serving, *self._retiring)):
             await asyncio.sleep(IDLE_POLL_SECONDS)
 
+    def hung(self) -> list[str]:
+        """Names of models whose engines hang; nothing frees what they hold but the end of the process."""
+        return [model.id for model in (*self._serving, *self._retiring) if model.client.hung]
+
     @property
     def current(self) -> Model | None:
         """The model that answers requests which name none: the one that has served longest."""

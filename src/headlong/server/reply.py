@@ -85,6 +85,11 @@ class Exchange:
         """Everything that was generated so far."""
         return self._generation.result
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that were generated so far, for clients that left, too."""
+        return self._record.num_tokens
+
     async def whole(self, encoder: WholeEncoder) -> Response:
         """The answer in one piece."""
         async with self.held:

@@ -22,6 +22,7 @@ from headlong.progress import default_progress
 from headlong.server import logs
 from headlong.server.app import build_app
 from headlong.server.auth import Auth, is_loopback
+from headlong.server.hung import end_if_hung
 from headlong.server.loop_errors import LoopErrors
 from headlong.server.pool import Model, ModelPool
 from headlong.server.protocol import Limits, guarded
@@ -71,6 +72,7 @@ async def _run(settings: Settings, loader: EngineLoader, auth: Auth, listener: s
     )
     with _signals() as stop:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
+        watching = asyncio.create_task(end_if_hung(pool))
         while not server.started and not serving.done():
             await asyncio.sleep(0.01)
         if serving.done():
@@ -87,6 +89,7 @@ async def _run(settings: Settings, loader: EngineLoader, auth: Auth, listener: s
         await pool.close()
         server.should_exit = True
         await serving
+        watching.cancel()
 
 
 def _announce(line: str) -> None:

@@ -121,6 +121,22 @@ class Settings:
     max_queue: int = _limits(
         256, "whole", "sequences that may wait for each model; more get 429", low=1, high=1_000_000
     )
+    key_requests_per_minute: int | None = _limits(
+        None, "whole", "requests a minute that each API key may send; more get 429", low=1, high=1_000_000
+    )
+    key_tokens_per_minute: int | None = _limits(
+        None, "whole", "tokens a minute, prompts and answers, that each API key may use", low=1, high=1 << 40
+    )
+    key_rows: int | None = _limits(
+        None, "whole", "sequences that each API key may have running or waiting", low=1, high=1_000_000
+    )
+    key_grammar_seconds: float | None = _limits(
+        None,
+        "number",
+        "seconds a minute that grammars of each API key may take to compile",
+        low=0.01,
+        high=60,
+    )
     max_body_bytes: int = _limits(8 << 20, "whole", "largest request body", low=1024, high=1 << 30)
     response_store_bytes: int = _limits(
         64 << 20,
