@@ -1,6 +1,7 @@
 """A head that is the layer after the last: its names, its copies, its ways of being packed, its file; odd configs."""
 
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from support.packing import pack, unpacked
 from support.steps import Driver, load
 from support.tiny import random_tokens
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 96,
     "hidden_size": 64,
     "intermediate_size": 128,

@@ -304,8 +304,14 @@ def strip_head(made, folder: Path) -> None:
 
 @pytest.mark.parametrize("family", GGUF_FAMILIES)
 def test_packed_gguf_drafts_with_ngrams(family, tmp_path):
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32}
-    made = tiny.make(tmp_path / "made", family, vocab_size=6, **sizes)
+    made = tiny.make(
+        tmp_path / "made",
+        family,
+        vocab_size=6,
+        hidden_size=64,
+        intermediate_size=96,
+        moe_intermediate_size=32,
+    )
     write_gguf(family, made, tmp_path / "model.gguf", "Q8_0")
     llm = LLM(tmp_path / "model.gguf", device="cpu", proposer="ngram", cache_tokens=4096, max_context=256)
     wanted, _ = tokens_of(llm, 0)

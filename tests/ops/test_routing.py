@@ -1,5 +1,7 @@
 """Every way of routing, in all backends: the definition as loops, ties, the shared expert gated, plain or absent."""
 
+from typing import Any
+
 import pytest
 import torch
 from test_triton_moe import DEVICE, Sizes, expert_of
@@ -86,7 +88,7 @@ def weights_of(routing: Routing, is_biased: bool, shared: int | None, gated: boo
     return MoeWeights(routing, experts.__getitem__, one, gated, None if bias is None else bias.to(DEVICE))
 
 
-def experts_of(backend: str, weights: MoeWeights):
+def experts_of(backend: str, weights: MoeWeights) -> Any:
     if backend == "native":
         return NativeExperts.load(weights, Source.of)
     if backend == "triton":
@@ -120,10 +122,10 @@ def test_layers(name, shared, gated, backend):
     device = DEVICE if backend == "triton" else torch.device("cpu")
     x, to = draw(TOKENS, SIZES.hidden, seed=3).to(device), draw(TOKENS, SIZES.hidden, seed=4).to(device)
     logits = logits_of(EXPERTS + gated).to(device)
-    apart = weights.shared is not None and not experts.has_shared
+    apart = None if experts.has_shared else weights.shared
 
     def run(tokens):
-        own = mlp(weights.shared)(x[tokens].double()).float() if apart else None
+        own = None if apart is None else mlp(apart)(x[tokens].double()).float()
         return experts(x[tokens], logits[tokens], own, to[tokens], torch.clone)[0]
 
     every = torch.arange(TOKENS, device=device)

@@ -213,11 +213,13 @@ def _floats(folder: Path, config: dict[str, Any]) -> Tiny:
 
 
 def _plain_floats(folder: Path, family: str, config: dict[str, Any]) -> Tiny:
-    told = {key: config[key] for key in (*tiny.FAMILIES[family].sizes, *PLAIN_FIELDS) if key in config}
+    told: dict[str, Any] = {
+        key: config[key] for key in (*tiny.FAMILIES[family].sizes, *PLAIN_FIELDS) if key in config
+    }
     scaling = config.get("rope_scaling") or {"type": "default"}
     rope = {**scaling, "rope_type": scaling["type"], "rope_theta": config["rope_theta"]}
-    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    return tiny.make(folder, family, seed=7, rope=rope, **told | ids)
+    told |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    return tiny.make(folder, family, seed=7, rope=rope, **told)
 
 
 def _store(made: Tiny, release: Release) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:

@@ -328,6 +328,7 @@ def make(
         rope = {"rope_type": "default", "rope_theta": 10000.0} | part
     config = kind.config(**fields, rope_parameters=rope)
     config._experts_implementation = "eager"  # the grouped one takes only sizes that fill 16 bytes
+    model: Any
     if wrapped:
         assert family == "dense"
         config = Qwen3_5Config(

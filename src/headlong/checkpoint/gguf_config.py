@@ -30,17 +30,17 @@ class Keys:
             raise self.fault(name, f"must be a number above 0 and at most {high:g}, not {short(value)}")
         return _shortest(float(value))
 
-    def bool(self, name: str, default: bool) -> bool:
-        value = self.metadata.get(f"{self.arch}.{name}", default)
-        if not isinstance(value, bool):
-            raise self.fault(name, f"must be true or false, not {short(value)}")
-        return value
-
     def has(self, name: str) -> bool:
         return f"{self.arch}.{name}" in self.metadata
 
     def fault(self, name: str, what: str) -> CheckpointError:
         return CheckpointError(f"{self.arch}.{name}: {what}")
+
+    def bool(self, name: str, default: bool) -> bool:
+        value = self.metadata.get(f"{self.arch}.{name}", default)
+        if not isinstance(value, bool):
+            raise self.fault(name, f"must be true or false, not {short(value)}")
+        return value
 
 
 def token_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:

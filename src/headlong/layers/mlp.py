@@ -82,8 +82,9 @@ class MoeMlp:
             shards=(Shard.OUTPUT, Shard.INPUT),
         )
         self.experts = scope.ops.experts(weights)
-        apart = shared is not None and not self.experts.has_shared
-        self.shared = scope.ops.expert(shared, weights.shards) if apart else None
+        self.shared = None
+        if shared is not None and not self.experts.has_shared:
+            self.shared = scope.ops.expert(shared, weights.shards)
 
     def add_to(self, normed: Normed, to_ND: Tensor, then: Norm) -> tuple[Tensor, Normed]:
         """Added to `to_ND`, and what `then` makes of that."""

@@ -111,7 +111,6 @@ def route_kernel(
     """Routing of BLOCK_T tokens as routing.py defines it: A experts of each, and what they count. Logit E is the shared
     expert's gate, if it is GATED: its probability comes last, and, where RANKS is A + 1, it is a routed expert with the
     number E. Where these are all tokens and there are `blocks`, pairs are grouped as well."""
-    CHOICE_IS_SCORE: tl.constexpr = bias_ptr is None
     launch_dependents_and_wait()
     token_T = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     is_token_T = token_T < num_tokens
@@ -127,7 +126,7 @@ def route_kernel(
     # A probability is not negative: its bits are a number that orders them, and of such a warp finds the largest at
     # once. With a bias it may be, and -0 is to be 0.
     key = prob.to(tl.int32, bitcast=True)
-    if not CHOICE_IS_SCORE:
+    if bias_ptr is not None:
         bias = tl.load(bias_ptr + expert, mask=expert < E, other=0.0)
         key = ordered((prob + bias + 0.0).to(tl.int32, bitcast=True))
     key = tl.where(expert < E, key, LOWEST)
@@ -138,7 +137,7 @@ def route_kernel(
     chosen_prob = tl.zeros((BLOCK_T, BLOCK_R), tl.float32)
     for nth in range(A):
         largest, which = first_largest(key, expert, BLOCK_E)
-        if CHOICE_IS_SCORE:
+        if bias_ptr is None:
             of_largest = largest.to(tl.float32, bitcast=True)
         else:
             of_largest = tl.sum(tl.where(expert == which, prob, 0.0), 1)[:, None]
