@@ -186,7 +186,7 @@ BAD_OPTIONS = {
     "mtp": ["yes", True, None],
     "draft_tokens": [-1, 9, "three", 1.0, True, None],
     "device": ["tpu!", "gpu", 3.5],
-    "dtype": ["int8", "fp32", None],
+    "dtype": ["int8", "fp33", None],
     "max_rows": [0, -1, 1.0, "4", True, 5000],
     "max_context": [0, -5, 1.5, "x"],
     "cache_tokens": [0, -5, 1.5, "x"],

@@ -75,7 +75,7 @@ WRONG_VALUES = {
     "rope_parameters": ("default", [1], 3),
 }
 WRONG_ROPE = {
-    "rope_type": ("yarn", "linear", 4),
+    "rope_type": ("xpos", "su-scaled", 4),
     "rope_theta": (0.0, -1.0, math.nan, math.inf, "1e4", None, True),
     "partial_rotary_factor": (0.0, -0.5, 1.5, math.nan, math.inf, 0.01, 0.2, "half", None),
 }

@@ -202,7 +202,7 @@ def test_rotary_part_is_never_rounded_down() -> None:
         ("qwen35.feed_forward_length", None),
         ("qwen35.rope.dimension_count", 128),
         ("qwen35.rope.freq_base", float("inf")),
-        ("qwen35.rope.scaling.type", "yarn"),
+        ("qwen35.rope.scaling.type", "longrope"),
         ("qwen35.ssm.conv_kernel", 1),
         ("qwen35.ssm.group_count", 3),
         ("qwen35.ssm.time_step_rank", None),
@@ -248,8 +248,8 @@ def test_experts_of_llama_are_refused() -> None:
 def test_unknown_models_have_no_architecture() -> None:
     with pytest.raises(CheckpointError, match="'qwen3_next'"):
         registry.written_spec({"model_type": "qwen3_next"})
-    with pytest.raises(ConfigError, match="'yarn'"):
-        gguf_metadata(embedded_config() | {"rope_parameters": {"rope_type": "yarn"}}, head_layers=0)
+    with pytest.raises(ConfigError, match="'xpos'"):
+        gguf_metadata(embedded_config() | {"rope_parameters": {"rope_type": "xpos"}}, head_layers=0)
 
 
 def test_sections_of_positions() -> None:

@@ -256,13 +256,13 @@ def test_all_faults_of_a_target_in_one_error(dense, tmp_path):
     message = str(caught.value)
     assert "2 missing, 2 unexpected, 2 mis-shaped" in message
     for line in (
-        "norm.weight [48]",
-        "layers.0.linear_attn.A_log [4]",
-        "layers.9.mlp.up_proj.weight (on disk model.layers.9.mlp.up_proj.weight) [2, 3]",
-        "stray (on disk stray) [1]",
-        "layers.1.self_attn.o_proj.weight (on disk model.layers.1.self_attn.o_proj.weight): "
+        "missing: norm.weight [48]",
+        "missing: layers.0.linear_attn.A_log [4]",
+        "unexpected: layers.9.mlp.up_proj.weight (on disk model.layers.9.mlp.up_proj.weight) [2, 3]",
+        "unexpected: stray (on disk stray) [1]",
+        "mis-shaped: layers.1.self_attn.o_proj.weight (on disk model.layers.1.self_attn.o_proj.weight): "
         "expected [48, 64], found [48, 63]",
-        "embed_tokens.weight (on disk model.embed_tokens.weight): expected [64, 48], found [63, 48]",
+        "mis-shaped: embed_tokens.weight (on disk model.embed_tokens.weight): expected [64, 48], found [63, 48]",
     ):
         assert f"\n  {line}" in message
 

@@ -36,7 +36,7 @@ class Keys:
     def fault(self, name: str, what: str) -> CheckpointError:
         return CheckpointError(f"{self.arch}.{name}: {what}")
 
-    def bool(self, name: str, default: bool) -> bool:
+    def flag(self, name: str, default: bool) -> bool:
         value = self.metadata.get(f"{self.arch}.{name}", default)
         if not isinstance(value, bool):
             raise self.fault(name, f"must be true or false, not {short(value)}")

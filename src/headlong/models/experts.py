@@ -126,7 +126,7 @@ def biased_fields(keys: Keys) -> dict[str, Any]:
         "n_shared_experts": keys.int("expert_shared_count", 0, low=0),
         "first_k_dense_replace": keys.int("leading_dense_block_count", 0, low=0),
         "scoring_func": "softmax" if scores == SOFTMAX else "sigmoid",
-        "norm_topk_prob": keys.bool("expert_weights_norm", False),
+        "norm_topk_prob": keys.flag("expert_weights_norm", False),
         "routed_scaling_factor": keys.float("expert_weights_scale", 1.0, high=1e6),
         "n_group": groups,
         "topk_group": keys.int("expert_group_used_count", groups, high=groups),

@@ -21,6 +21,8 @@ from headlong.ops.rope.scaling import (
 UNSCALED = ("default", "mrope", "dynamic")
 """`dynamic` leaves frequencies alone up to the length that the model was trained on, which is the longest served."""
 SCALED = ("linear", "llama3", "yarn", "longrope")
+NEVER_NULL = ("rope_theta", "partial_rotary_factor")
+"""Fields without which positions have no meaning; null elsewhere means the default."""
 
 
 class Rope(NamedTuple):
@@ -43,7 +45,7 @@ def rope(f: Fields, head_dim: int, rotary_part: float, max_position: int) -> Rop
     if way not in (*UNSCALED, *SCALED):
         known = ", ".join(repr(known) for known in (*UNSCALED, *SCALED))
         raise ConfigError(f"{f.where}: rope_type {way!r} is not supported, only {known}")
-    given = {name: value for name, value in rope.items() if value is not None}
+    given = {name: value for name, value in rope.items() if value is not None or name in NEVER_NULL}
     merged = Fields({**f.data, **given}, f"{f.where}: rope_parameters")
     theta = merged.float("rope_theta", 10000.0, low=0.0, high=1e12)
     rotary_dim = int(head_dim * merged.float("partial_rotary_factor", rotary_part, low=0.0, high=1.0))
@@ -111,14 +113,14 @@ def _longrope(f: Fields, rotary_dim: int, max_position: int) -> LongRopeScaling:
     """The long factors, if the model's context is longer than the original one: chosen once, not by each length."""
     original = _original(f)
     name = "long_factor" if max_position > original else "short_factor"
-    divisors = f.data.get(name)
-    count = rotary_dim // 2
-    listed = isinstance(divisors, list) and len(divisors) == count
-    if not listed or not all(type(d) in (int, float) and 0.0 < d < math.inf for d in divisors):
-        raise ConfigError(f"{f.where}: {name} must list {count} positive numbers, not {_short(divisors)}")
+    given, count = f.data.get(name), rotary_dim // 2
+    listed = given if isinstance(given, list) else []
+    divisors = tuple(float(d) for d in listed if type(d) in (int, float) and 0.0 < d < math.inf)
+    if not len(divisors) == len(listed) == count:
+        raise ConfigError(f"{f.where}: {name} must list {count} positive numbers, not {_short(given)}")
     factor = f.float("factor", max_position / original, low=0.0, high=1e6)
     usual = 1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(original))
-    return LongRopeScaling(tuple(map(float, divisors)), f.float("attention_factor", usual, low=0.0, high=1e3))
+    return LongRopeScaling(divisors, f.float("attention_factor", usual, low=0.0, high=1e3))
 
 
 def _original(f: Fields) -> int:

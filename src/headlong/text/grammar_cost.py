@@ -124,6 +124,7 @@ class _Process:
         """The answer; where the process ends instead, `TooCostly`."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
+        ready: list[Any] = [stdout]
         try:
             stdin.write(json.dumps(question).encode() + b"\n")
             ready, _, _ = select.select([stdout], [], [], MAX_WALL_SECONDS)

@@ -54,11 +54,11 @@ def _faults(whole: dict[str, Any]) -> Iterator[str]:
     ids = [token.get("id") for token in added or () if isinstance(token, dict)]
     model = whole.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(vocabulary, dict):
+    if isinstance(model, dict) and isinstance(vocabulary, dict):
         ids += vocabulary.values()
         if max(map(len, vocabulary), default=0) > MAX_TOKEN_CHARS:
             yield f"a token has more than {MAX_TOKEN_CHARS} characters"
-        unknown = model.get("unk_token") if isinstance(model, dict) else None
+        unknown = model.get("unk_token")
         if (
             isinstance(unknown, str)
             and unknown not in vocabulary
