@@ -9,6 +9,7 @@ import json
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -134,7 +135,7 @@ class _Process:
         if line.endswith(b"\n"):
             return json.loads(line)
         ended = self.end()
-        if ended == -27:  # SIGPROF
+        if ended == -signal.SIGPROF:
             raise TooCostly(f"compiling it takes longer than {MAX_CPU_SECONDS:g} seconds")
         if not ready:
             raise BusyError("grammar: this machine is too busy to compile it; try again later")

@@ -53,8 +53,9 @@ def _faults(whole: dict[str, Any]) -> Iterator[str]:
         yield f"it has {len(added)} added tokens, and {MAX_ADDED} are the most"
     ids = [token.get("id") for token in added or () if isinstance(token, dict)]
     model = whole.get("model")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(model, dict) and isinstance(vocabulary, dict):
+    model = model if isinstance(model, dict) else {}
+    vocabulary = model.get("vocab")
+    if isinstance(vocabulary, dict):
         ids += vocabulary.values()
         if max(map(len, vocabulary), default=0) > MAX_TOKEN_CHARS:
             yield f"a token has more than {MAX_TOKEN_CHARS} characters"
@@ -62,7 +63,7 @@ def _faults(whole: dict[str, Any]) -> Iterator[str]:
         if (
             isinstance(unknown, str)
             and unknown not in vocabulary
-            and model["type"] in ("WordLevel", "WordPiece")
+            and model.get("type") in ("WordLevel", "WordPiece")
         ):
             yield f"its unknown token {unknown[:40]!r} is not in its vocabulary"
     if any(isinstance(one, int) and not 0 <= one <= MAX_ID for one in ids):
