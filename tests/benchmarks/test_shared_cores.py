@@ -21,5 +21,6 @@ def test_three_servers_on_two_cores() -> None:
         speeds = together(3, 8.0, "asleep")
     finally:
         os.sched_setaffinity(0, before)
-    assert min(speeds) > 0.5 * max(speeds), f"shared unfairly: {speeds}"
-    assert min(speeds) > alone / 3 * 0.4, f"together {speeds}, alone {alone}"
+    # Threads that spin come to less than a hundredth; other work on the machine takes less than the rest.
+    assert min(speeds) > max(speeds) / 4, f"shared unfairly: {speeds}"
+    assert min(speeds) > alone / 12, f"together {speeds}, alone {alone}"
