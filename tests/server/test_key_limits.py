@@ -124,6 +124,9 @@ def test_tokens_rows_and_grammars_over_http() -> None:
             return {"type": "json_schema", "json_schema": {"name": "x", "schema": {"properties": schema}}}
 
         assert ask(TWO, response_format=slow(40)).status_code == 200
+        compiling = running.server.keys.account(_caller(running, TWO)).grammar
+        assert compiling is not None and compiling.level < compiling.per_minute, "compiling was counted"
+        compiling.take(1)
         refused = ask(TWO, response_format=slow(60))
         assert refused.status_code == 429 and refused.json()["error"]["code"] == "key_grammar"
         assert int(refused.headers["retry-after"]) > 1
