@@ -3,6 +3,7 @@
     python benchmarks/cpu.py [--cases decode,together,prompt,load,smollm2] [--formats bf16,q8_0] [--rounds 5]
                              [--max-tokens 160] [--prompts 4] [--depths 1,2,3,4,5,6] [--llama-depths 1,2,3,4]
                              [--threads N] [--smollm2 GGUF] [--smollm2-head DIR] [--no-transformers]
+                             [--native-llama PYTHON]
 
 Needs `pip install xllamacpp transformers`. The embedded model is written as GGUF, head included, into a temporary
 folder: with `f16` and `q8_0` both sides open the same file, with `bf16` ours is the checkpoint as it is shipped and
@@ -15,7 +16,8 @@ eight sequences at once: all tokens by all the time, prompts included. transform
 `load` is `footprint.py`, a process each. Ratios are taken within a round; medians over rounds, with the quartiles. If a
 token of ours differs between plain decoding and any depth or batch, the run ends and no speed is reported. The wheel of
 xllamacpp is built for a fixed instruction set (AVX2, for one) and may leave idle what the machine has beyond it, which
-no speed says: its build is printed. Ends in one JSON line.
+no speed says: its build is printed. `--native-llama` is the interpreter of an environment where it was built for this
+machine (`llama_cpp_apart.py` says how), which is a contestant beside the wheel. Ends in one JSON line.
 """
 
 import argparse
@@ -40,10 +42,11 @@ from headlong.convert.from_gguf import from_gguf
 from headlong.convert.graft import graft
 from headlong.convert.to_gguf import to_gguf
 from llama_cpp import LlamaCpp, Prompt, features
+from llama_cpp_apart import LlamaCppApart
 
 CASES = ("decode", "together", "prompt", "load", "smollm2")
 PROMPT_LEN, READS = 512, 2
-LLAMA = "llama.cpp plain"
+LLAMA, NATIVE = "llama.cpp plain", "llama.cpp, built here, plain"
 PROMPT_GOAL, FOOTPRINT_GOAL = 1 / 1.3, 1.2
 
 
@@ -96,31 +99,39 @@ class Match:
         self._compare(case, self.contest.run(case, model.name, contestants, prompts), {"best": 1.3})
 
     def prompt(self) -> None:
-        opened = LlamaCpp(self.model.theirs, threads=self.args.threads, context=CONTEXT)
-        contestants: Contestants = {
-            PLAIN: lambda turn: self.ours.read(self._long(turn)),
-            LLAMA: lambda turn: opened.read(self._long(turn)),
-        }
+        contestants: Contestants = {PLAIN: lambda turn: self.ours.read(self._long(turn))}
+        for name, opened in self._llamas(rows=1, depths=(0,)).items():
+            contestants[name] = lambda turn, opened=opened: opened.read(self._long(turn))
         case = f"{self.model.name}, prompt of {PROMPT_LEN}, tokens/s"
         speeds = self.contest.run(case, self.model.name, contestants)
-        self.contest.compare(case, f"{PLAIN} / {LLAMA}", speeds[PLAIN], speeds[LLAMA], PROMPT_GOAL)
+        for name in speeds.keys() - {PLAIN}:
+            self.contest.compare(case, f"{PLAIN} / {name}", speeds[PLAIN], speeds[name], PROMPT_GOAL)
 
     def _long(self, turn: int) -> list[Prompt]:
         """Other ones each round."""
         text = [token for prompt in self.prompts for token in prompt] * PROMPT_LEN
         return [tuple(text[start : start + PROMPT_LEN]) for start in range(turn * READS, (turn + 1) * READS)]
 
-    def _llamas(self, rows: int) -> dict[str, LlamaCpp]:
-        return {
-            f"llama.cpp K={drafts}" if drafts else LLAMA: LlamaCpp(
-                self.model.theirs, threads=self.args.threads, drafts=drafts, rows=rows, context=CONTEXT
-            )
-            for drafts in (0, *self.model.their_depths)
-        }
+    def _llamas(
+        self, rows: int, depths: tuple[int, ...] | None = None
+    ) -> dict[str, LlamaCpp | LlamaCppApart]:
+        """The wheel at every depth, and one that was built for this machine, if there is one, likewise."""
+        found: dict[str, LlamaCpp | LlamaCppApart] = {}
+        model, sizes = self.model.theirs, {"threads": self.args.threads, "rows": rows, "context": CONTEXT}
+        for drafts in (0, *self.model.their_depths) if depths is None else depths:
+            name = f"llama.cpp K={drafts}" if drafts else LLAMA
+            found[name] = LlamaCpp(model, drafts=drafts, **sizes)
+            if self.args.native_llama is not None:
+                name = f"llama.cpp, built here, K={drafts}" if drafts else NATIVE
+                found[name] = apart = LlamaCppApart(self.args.native_llama, model, drafts=drafts, **sizes)
+                self.args.native_features = apart.features
+        return found
 
     def _compare(self, case: str, speeds: Figures, goals: dict[str, float]) -> None:
         theirs = best(speeds, [name for name in speeds if name.startswith("llama.cpp")])
         pairs = {"plain": (PLAIN, LLAMA), "best": (best(speeds, list(self.depths)), theirs)}
+        if NATIVE in speeds:
+            pairs["plain, built here"] = (PLAIN, NATIVE)
         if drafting := [name for name in self.depths if name != PLAIN]:
             pairs["drafting"] = (best(speeds, drafting), PLAIN)
         for what, (a, b) in pairs.items():
@@ -208,6 +219,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--smollm2", type=Path, metavar="GGUF")
     parser.add_argument("--smollm2-head", type=Path, metavar="DIR")
+    parser.add_argument("--native-llama", type=Path, metavar="PYTHON")
+    parser.set_defaults(native_features=None)
     parser.add_argument("--no-transformers", dest="transformers", action="store_false")
     return parser.parse_args()
 
@@ -228,6 +241,7 @@ def main() -> None:
         "threads": args.threads,
         "versions": {name: version(name) for name in ("headlong", "torch", "xllamacpp", "transformers")},
         "llama_cpp_build": features(),
+        "llama_cpp_built_here": args.native_features,
         "command": sys.argv[1:],
     }
     print(json.dumps({"benchmark": "cpu"} | conditions | contest.as_json()))
