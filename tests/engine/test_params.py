@@ -39,6 +39,11 @@ WRONG = {
     "draft_tokens": [-1, 65, 1.0, "auto", True],
     "grammar": ["[a-z]+", {"kind": "regex"}, 1, True],
     "verify": ["greedy", "", None, 1, "Coupled"],
+    "include_stop": [0, 1, "yes", None],
+    "skip_special_tokens": [0, 1, "yes", None],
+    "banned_strings": [3, None, [3], [""], "", [b"x"]],
+    "prompt_logprobs": [-1, MAX_LOGPROBS + 1, 1.0, "1", True],
+    "pooling": ["max", "", 1, True],
 }
 
 

@@ -489,7 +489,7 @@ def test_unknown_model(claude):
 
 
 def test_an_error_in_a_stream():
-    with RunningServer(request_timeout=0.3) as hasty:
+    with RunningServer(request_timeout=0.05) as hasty:
         claude, asked = anthropic_client(hasty), given(max_tokens=1500)
         with pytest.raises(anthropic.APIStatusError) as raised, claude.messages.stream(**asked) as stream:
             list(stream)
