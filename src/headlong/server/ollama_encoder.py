@@ -2,6 +2,7 @@
 
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -20,7 +21,7 @@ from headlong.types import TokenLogprobs
 NDJSON = "application/x-ndjson"
 
 
-class Lines:
+class Lines(ABC):
     """Encodes answers as Ollama does. Subclasses know where text and calls are in an object. `began` is when the
     request was read, on the performance counter."""
 
@@ -58,8 +59,9 @@ class Lines:
         said = self._said(choice.content, choice.reasoning, calls)
         return head(self._name) | said | self._shown(choice.done.logprobs or ()) | self._done(result)
 
+    @abstractmethod
     def _said(self, content: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
-        raise NotImplementedError
+        """The part of an object that holds text, thinking and calls."""
 
     def _calls(self, blocks: Iterable[Block], finish_reason: str | None) -> list[dict[str, Any]]:
         """The calls among blocks that ended. One that was cut off by the limit is not a call to carry out."""

@@ -6,7 +6,6 @@ V3 and R1 write `<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME`, the
 
 from headlong.text.tools.headed_calls import HeadedScanner
 from headlong.text.tools.rules import CallForm, headed_rules, literal
-from headlong.text.tools.scan import MAX_SPACE
 
 CALLS = "<｜tool▁calls▁begin｜>"
 CALLS_END = "<｜tool▁calls▁end｜>"
@@ -26,14 +25,9 @@ class DeepseekScanner(HeadedScanner):
     empty_ends = (CALL_END,)
 
     def read_head(self) -> str | None:
-        if self.text.startswith(CALLS, self.at):
-            self.at += len(CALLS)
-            if self.skip_space() > MAX_SPACE:
-                return None
-        tag = self.next_is(CALL)
+        tag = self.step_into(CALL, CALLS)
         if not tag:
             return tag
-        self.at += len(tag)
         first = self.up_to(SEPARATOR)
         if first != "function":
             return first

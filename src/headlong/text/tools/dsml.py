@@ -38,16 +38,8 @@ class DsmlScanner(TaggedScanner):
     value_end = PARAMETER_END
 
     def read_opening(self) -> str | None:
-        for tag in (CALLS, OLD_CALLS):
-            if self.text.startswith(tag, self.at):
-                self.at += len(tag)
-                if self.skip_space() > MAX_SPACE:
-                    return None
-        tag = self.next_is(CALL)
-        if not tag:
-            return tag
-        self.at += len(tag)
-        return self.up_to('">')
+        tag = self.step_into(CALL, CALLS, OLD_CALLS)
+        return tag and self.up_to('">')
 
     def read_key(self) -> str | None:
         self.at += len(PARAMETER)

@@ -10,7 +10,6 @@ from typing import Any
 
 from headlong.text.tools.headed_calls import HeadedScanner
 from headlong.text.tools.rules import CallForm, headed_rules, literal
-from headlong.text.tools.scan import MAX_SPACE
 
 CALLS = "<|tool_calls_section_begin|>"
 CALLS_END = "<|tool_calls_section_end|>"
@@ -29,14 +28,9 @@ class KimiScanner(HeadedScanner):
     empty_ends = (CALL_END,)
 
     def read_head(self) -> str | None:
-        if self.text.startswith(CALLS, self.at):
-            self.at += len(CALLS)
-            if self.skip_space() > MAX_SPACE:
-                return None
-        tag = self.next_is(CALL)
+        tag = self.step_into(CALL, CALLS)
         if not tag:
             return tag
-        self.at += len(tag)
         written = self.up_to(ARGUMENTS)
         found = _ID.fullmatch(written or "")
         return found[1] if found else written

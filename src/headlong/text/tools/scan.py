@@ -126,6 +126,18 @@ class CallScanner(ABC):
         if len(core) < len(text):
             self._space.append(text[len(core) :])
 
+    def step_into(self, call: str, *around: str) -> str | None:
+        """Steps behind the tag of a call, and behind what may stand `around` several calls where that comes first.
+        Returns the tag of the call; "" if more text is needed, None if there is none."""
+        for tag in around:
+            if self.text.startswith(tag, self.at):
+                self.at += len(tag)
+                if self.skip_space() > MAX_SPACE:
+                    return None
+        found = self.next_is(call)
+        self.at += len(found or "")
+        return found
+
     def skip_space(self) -> int:
         """Step over white space; return how much."""
         text, at = self.text, self.at
