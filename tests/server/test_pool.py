@@ -23,6 +23,8 @@ PATIENCE = 60
 EMBEDDED = "tale-20m"
 PROMPT = "Once upon a time"
 LONG = SamplingParams(max_tokens=300, ignore_eos=True)
+# As long as the model's context allows: such a stream is open until something ends it.
+ENDLESS = SamplingParams(max_tokens=4000, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=8, ignore_eos=True)
 
 
@@ -370,10 +372,10 @@ def test_unloading(truth):
 
 def test_closing_ends_what_runs():
     async def body(pool: ModelPool):
-        retired = asyncio.create_task(tokens_of(pool, None, LONG))
+        retired = asyncio.create_task(tokens_of(pool, None, ENDLESS))
         await until(lambda: pool.current and pool.current.users)
         await pool.load(EMBEDDED, {"draft_tokens": 1})
-        current = asyncio.create_task(tokens_of(pool, None, LONG))
+        current = asyncio.create_task(tokens_of(pool, None, ENDLESS))
         await until(lambda: pool.current and pool.current.users)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
