@@ -47,6 +47,9 @@ CPU = Machine()
 GPU = Machine(plain=12.5e-3, plain_row=0.05e-3, verify=0.05e-3, draft=0.83e-3, draft_row=0.01e-3)
 TINY = Machine(plain=0.5e-3, plain_row=0.02e-3, verify=0.02e-3, draft=0.6e-3, draft_row=0.01e-3)
 
+QUICK = Machine(plain=0.35e-3, plain_row=0.12e-3, verify=0.12e-3, draft=0.15e-3, draft_row=0.03e-3)
+"""Bound by arithmetic: a draft in the target's pass costs what a row costs."""
+
 
 def tokens(rates: Sequence[float], depth: int) -> float:
     total, stands = 1.0, 1.0

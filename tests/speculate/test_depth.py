@@ -9,6 +9,7 @@ from simulated_machine import (
     CPU,
     GPU,
     MAX_DEPTH,
+    QUICK,
     TINY,
     Machine,
     flat,
@@ -23,8 +24,9 @@ from headlong import SamplingParams
 from headlong.speculate import depth as depth_module
 from headlong.speculate.acceptance import Acceptance, Curve
 from headlong.speculate.costs import FEW, Costs, Table
-from headlong.speculate.depth import TOUR, AdaptiveDepths, FixedDepths, Wish
+from headlong.speculate.depth import AdaptiveDepths, FixedDepths, Wish
 from headlong.speculate.profile import Cost, Profile
+from headlong.speculate.tour import SHALLOW, STOPS
 from headlong.speculate.utility import Candidate, best
 from headlong.types import Plan, Request, StepTimes
 
@@ -231,12 +233,30 @@ def test_a_slow_spell_is_no_reason_to_change(name):
     assert run.speed(160) > 0.9 * best_speed
 
 
-def test_a_tour_is_not_cut_short_by_what_was_chosen_for_other_rows():
+def test_other_row_counts_are_toured_anew():
     depths = AdaptiveDepths(MAX_DEPTH)
     few = simulate(depths, TINY, alike(2, 0.0), 100)
     assert few.mean_depth(80) == 0
-    many = simulate(depths, TINY, alike(16, 0.0), len(TOUR))
-    assert [set(step.values()) for step in many.depths] == [{depth} for depth in TOUR]
+    many = simulate(depths, TINY, alike(16, 0.0), SHALLOW)
+    assert [set(step.values()) for step in many.depths] == [{depth} for depth in STOPS[:SHALLOW]]
+
+
+def test_deep_stops_wait_until_drafting_pays():
+    depths, poor, good = AdaptiveDepths(MAX_DEPTH), alike(4, 0.0), alike(4, 0.95)
+    run = simulate(depths, CPU, lambda step: good(step) if step >= 60 else poor(step), 160)
+    assert max(max(step.values()) for step in run.depths[:60]) == 1
+    assert {3, 5} <= {depth for step in run.depths[60:] for depth in step.values()}
+
+
+@pytest.mark.parametrize("machine", [CPU, GPU, TINY, QUICK], ids=["cpu", "gpu", "tiny", "quick"])
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_short_texts_on_an_unknown_machine_are_not_slower_than_plain(machine, rows, rate):
+    """What is learned costs less than the time of four plain steps."""
+    rates = alike(rows, rate)
+    plain = machine.speed(list(rates(0).values()), 0)
+    assert median(speeds(machine, rates, 64, known=False, seeds=3)) > (1.0 - 4.0 / 64) * plain
+    assert median(speeds(machine, rates, 128, known=False, seeds=3)) > 0.955 * plain
 
 
 @pytest.mark.parametrize(("rows", "rate"), [(1, 0.8), (4, 0.9), (16, 0.0)])

@@ -113,7 +113,9 @@ class Table:
         return value
 
     def most(self, rows: int, x: int) -> float:
-        """What a measurement may say."""
+        """What a measurement may say: anything as long as there is no other."""
+        if not self._cells:
+            return math.inf
         return SURPRISE * max(self.at(rows, x), self._level + self._slope * x / self._unit(rows))
 
     def slope(self, rows: int) -> float:
@@ -165,10 +167,13 @@ class Table:
         return rows if self._per_row else 1
 
     def _leaning(self, rows: int) -> list[tuple[float, float, float]]:
-        """A point that gives a line through few cells the guessed slope."""
+        """A point that gives a line through few cells the guessed slope, or that of drafts which all take the same
+        time: to draft nothing takes none."""
         cells = self._cells[rows]
         if len(cells) >= FEW:
             return []
+        if not self._per_row:
+            return [(0.0, 0.0, 0.5)]
         x, cell = max(cells.items(), key=lambda entry: len(entry[1]))
         return [(x + self._unit(rows), cell.value + self._slope, 0.5)]
 

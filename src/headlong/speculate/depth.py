@@ -4,16 +4,14 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from headlong.speculate.acceptance import Acceptance
-from headlong.speculate.costs import Costs, bucket
+from headlong.speculate.costs import Costs
 from headlong.speculate.draft_stop import UtilityStop
 from headlong.speculate.probing import Probing
 from headlong.speculate.profile import Profile
+from headlong.speculate.tour import Tours
 from headlong.speculate.utility import GOING_ON, MARGIN, Candidate, Step, best
 from headlong.types import DraftStop, Plan, RowPlan, StepTimes, Verdict
 
-TOUR = (3, 1, 5, 3, 1, 5, 3, 1, 5, 0, 0, 0)
-"""Depths tried in turn where nothing is known of as many rows, or half or twice as many: thrice each, so that one
-measurement may go wrong."""
 TOUR_AGAIN = 256
 """Hopeless looks after which the machine may have changed."""
 GATED_ROWS = 2
@@ -99,11 +97,9 @@ class AdaptiveDepths:
         self._stop, self._asked_to_stop = UtilityStop(self.acceptance, max_depth), False
         self._judged: set[str] = set()
         """Rows whose last drafts the stop rule was asked about."""
-        self._tours: dict[tuple[Kind, int], int] = {}
-        """The steps taken to get to know what steps cost, by what costs differ for and by row count."""
-        self._touring = False
+        self._tours, self._touring = Tours(), False
         for cost in self._known_costs:
-            self._tours[self._kind, bucket(cost.rows)] = len(TOUR)
+            self._tours.end(self._kind, cost.rows)
         self._choosing = False
         """Whether there is anything to choose in this step."""
         self._resting = 0
@@ -141,7 +137,7 @@ class AdaptiveDepths:
         if not self._choosing:
             self._resting = resting + 1
             return {row_id: wish.limit for row_id, wish in wishes.items()}
-        depths = None if self._is_known(len(wishes)) else self._tour(wishes, num_prompt_tokens)
+        depths = self._tour(wishes, num_prompt_tokens)
         if depths is None:
             chosen = self._best(wishes)
             depths = self._other(wishes, chosen) or self._loosened(wishes, chosen)
@@ -191,8 +187,7 @@ class AdaptiveDepths:
         time = steps * usual if self._choosing else 0.0
         self._probing.book(time, usual + late, rows + sum(verdict.accepted), plain)
         if self._touring:
-            place = self._kind, bucket(rows)
-            self._tours[place] = self._tours.get(place, 0) + 1
+            self._tours.took(self._kind, rows)
 
     def _kind_of(self, wishes: Mapping[str, Wish]) -> Kind:
         apart = self._whole and any(wish.apart for wish in wishes.values())
@@ -306,17 +301,13 @@ class AdaptiveDepths:
         self._choice = (wishes, chosen, KEEP if any(chosen.depths) else KEEP_PLAIN)
         return chosen
 
-    def _is_known(self, rows: int) -> bool:
-        """Whether so many rows were toured, or at least half or at most twice as many."""
-        return any(
-            done >= len(TOUR) and kind == self._kind and rows <= 2 * known <= 4 * rows
-            for (kind, known), done in self._tours.items()
-        )
-
-    def _tour(self, wishes: Mapping[str, Wish], num_prompt_tokens: int) -> list[int]:
-        """The next depth of the tour; none beside prompts, where nothing could be measured."""
-        self._touring = not num_prompt_tokens
-        depth = TOUR[self._tours.get((self._kind, bucket(len(wishes))), 0)] if self._touring else 0
+    def _tour(self, wishes: Mapping[str, Wish], num_prompt_tokens: int) -> list[int] | None:
+        """The depths of a step of the tour; None if it is no time for one. Beside prompts nothing can be measured."""
+        candidates = self._candidates(wishes)
+        depth = None if num_prompt_tokens else self._tours.next(self._kind, candidates, self.costs)
+        if depth is None:
+            return None
+        self._touring = True
         return [min(depth, wish.limit) if wish.adaptive else wish.limit for wish in wishes.values()]
 
     def _other(self, wishes: Mapping[str, Wish], chosen: Step) -> tuple[int, ...] | None:
@@ -327,5 +318,5 @@ class AdaptiveDepths:
         depths = self._probing.other(self._candidates(wishes), chosen, self.costs)
         if self._probing.hopeless >= TOUR_AGAIN:
             self._probing.hopeless = 0
-            self._tours.clear()
+            self._tours.begin_again()
         return depths
