@@ -152,8 +152,11 @@ static void small(void) {
     for (int i = 0; i < ROWS * 2 * SIZE; i++) x[i] *= 8.0f;
     headlong_rms_norm(x, numbers(SIZE), 1e-3f, out, ROWS, SIZE, THREADS);
     tell("rms_norm", 'f', out, ROWS * SIZE);
-    headlong_silu_mul(x, out, ROWS, SIZE, THREADS);
+    headlong_silu_mul(x, out, ROWS, SIZE, 0, THREADS);
     tell("silu_mul", 'f', out, ROWS * SIZE);
+    const Activation clamped = {1.702f, 7.0f, 1.0f};
+    headlong_silu_mul(x, out, ROWS, SIZE, &clamped, THREADS);
+    tell("clamped", 'f', out, ROWS * SIZE);
 
     float *logits = numbers(ROWS * VOCABULARY);
     for (int row = 0; row < ROWS; row++) logits[row * VOCABULARY + drawn() % VOCABULARY] = 2.0f;

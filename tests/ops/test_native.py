@@ -19,8 +19,10 @@ from headlong.ops.registry import choose_backend
 from headlong.ops.rope.reference import Rotary, angles
 from headlong.ops.silu_mul import native as native_silu_mul
 from headlong.ops.silu_mul import reference as reference_silu_mul
+from headlong.ops.silu_mul.activation import SILU
 from headlong.types import Rows
 from support import delta_states
+from support.activations import CLAMPED, EXTREMES, OTHERS, check_clamped
 from support.ragged import gather, plan_rows, scatter, schedule, token_by_token
 
 CPU = torch.device("cpu")
@@ -235,18 +237,19 @@ def test_norm_and_gate(size):
     x = randn(9, size, seed=7) * 10
     torch.testing.assert_close(NativeRmsNorm(norm)(x), norm(x), rtol=1e-5, atol=1e-6)
     gate_up = randn(9, 2 * size, seed=8) * 20
-    whole = native_silu_mul.silu_mul(gate_up)
-    torch.testing.assert_close(whole, reference_silu_mul.silu_mul(gate_up), rtol=1e-5, atol=1e-6)
-    for row in range(9):
-        assert torch.equal(native_silu_mul.silu_mul(gate_up[row : row + 1]), whole[row : row + 1])
+    for how in (SILU, CLAMPED, *OTHERS):
+        whole = native_silu_mul.silu_mul(gate_up, how)
+        torch.testing.assert_close(whole, reference_silu_mul.silu_mul(gate_up, how), rtol=1e-5, atol=1e-6)
+        for row in range(9):
+            assert torch.equal(native_silu_mul.silu_mul(gate_up[row : row + 1], how), whole[row : row + 1])
 
 
 @built
 def test_extremes_stay_finite_and_nan_stays_nan():
-    gate_up = torch.tensor([[-1e4, -100.0, 0.0, 100.0, 1e4, torch.nan, 1, 1, 1, 1, 1, 1]])
-    out = native_silu_mul.silu_mul(gate_up)[0]
-    torch.testing.assert_close(out[:5], torch.tensor([0.0, 0.0, 0.0, 100.0, 1e4]), rtol=1e-6, atol=1e-6)
+    out = native_silu_mul.silu_mul(EXTREMES)[0]
+    torch.testing.assert_close(out[:5], torch.tensor([0.0, 0.0, 0.0, -1e6, 1e8]), rtol=1e-6, atol=1e-6)
     assert out[5].isnan()
+    check_clamped(native_silu_mul.silu_mul(EXTREMES, CLAMPED)[0])
 
 
 @pytest.mark.skipif(not native_ops_wanted(), reason="turned off by HEADLONG_NATIVE=0")

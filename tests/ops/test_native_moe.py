@@ -17,7 +17,7 @@ from headlong.ops.moe.weights import ExpertWeights, MoeWeights
 from headlong.ops.registry import choose_backend
 from headlong.quant.detect import detect
 from support import packing
-from support.moe_truth import expected
+from support.moe_truth import expected, with_biases
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="native kernels are not built or turned off")
 EXPERTS, ACTIVE, TOKENS = 7, 3, 140
@@ -120,6 +120,16 @@ def test_bits_depend_on_nothing_beside(kind, threads):
                 )
         assert torch.equal(experts(x[order], logits[order], None, to[order], torch.clone)[0], alone[order])
         assert torch.equal(experts(x, same, None, to, torch.clone)[0], together)
+
+
+def test_biases_and_another_activation():
+    kind = "Q8_0"
+    weights, (x, logits, to) = with_biases(weights_of(kind)), inputs_of(kind)
+    experts, wanted = load(kind, weights), expected(weights, 4.0 * x, logits, to)
+    found = experts(4.0 * x, logits, None, to, torch.clone)[0]
+    assert (found - wanted).abs().max() < EXACT * (wanted - to).abs().max()
+    alone = [experts(4.0 * x[[i]], logits[[i]], None, to[[i]], torch.clone)[0] for i in range(9)]
+    assert torch.equal(torch.cat(alone), found[:9])
 
 
 def test_the_first_of_equal_experts_are_chosen():

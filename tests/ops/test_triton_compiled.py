@@ -29,6 +29,7 @@ from headlong.ops.linear.triton_gemm import CodeLayout
 from headlong.ops.linear import triton_split_k as split_k
 from headlong.ops.moe import triton_kernels as moe
 from headlong.ops.penalise import triton as penalise
+from headlong.ops.silu_mul.activation import Activation
 
 STRIDES = ("stride_scales", "stride_expert_scales", "stride_out", "stride_codes", "stride_expert_codes")
 EVEN = ("num_outs", "num_ins", *STRIDES)
@@ -79,10 +80,18 @@ for name, (weights, layout) in layouts.items():
     )
     for ready in (False, True):
         pointers = {"x_ptr": "*bf16", "blocks_ptr": "*i32", "sorted_pairs_ptr": "*i32", "out_ptr": "*fp32", **weights}
-        args = {"offsets_ptr": None, "row_scales_ptr": None, **cut, **layout}
+        args = {"offsets_ptr": None, "row_scales_ptr": None, "bias_ptr": None, "ACTIVATION": None, **cut, **layout}
         args |= {"PAIRS_PER_INPUT": 1, "ONE_INPUT": False, "BLOCK_M": 16, "BLOCKS_READY": ready}
         found[f"experts {name} {ready}"] = compiled(moe.grouped_gemm_kernel, pointers, **args)
         found[f"block {name} {ready}"] = machine_code(moe.grouped_gemm_kernel, pointers, **args)
+found["experts clamped"] = compiled(
+    moe.grouped_gemm_kernel, {
+        "x_ptr": "*bf16", "blocks_ptr": "*i32", "sorted_pairs_ptr": "*i32", "out_ptr": "*bf16", "codes_ptr": "*u8",
+        "scales_ptr": "*bf16", "bias_ptr": "*fp32",
+    },
+    **{**cut, "PARTS": 2}, offsets_ptr=None, row_scales_ptr=None, LAYOUT=CodeLayout(4, 0, 2, 32, 1, 64), BLOCK_K=64,
+    PAIRS_PER_INPUT=4, ONE_INPUT=False, BLOCK_M=16, BLOCKS_READY=False, ACTIVATION=Activation(1.702, 7.0, 1.0),
+)
 weights, layout = layouts["fp8"]
 pointers = {"x_ptr": "*bf16", "out_ptr": "*fp32", "floats_ptr": "*bf16", "float_out_ptr": "*fp32", **weights}
 sizes = {n: v for n, v in {**cut, **layout}.items() if n in paired.paired_gemm_kernel.arg_names}
@@ -258,6 +267,10 @@ def test_inputs_that_are_ready_are_not_waited_for(programs, kind):
 def test_blocks_that_are_ready_are_not_waited_for(programs, kind):
     """Only a program that has nothing to do waits at once."""
     assert order(programs[f"experts {kind} True"], WAIT, COPY)[:4] == [WAIT, COPY, WAIT, COPY]
+
+
+def test_experts_with_biases_and_another_activation_compile(programs):
+    assert order(programs["experts clamped"], WAIT, COPY, LOAD)[0] == WAIT
 
 
 @pytest.mark.parametrize("ready", [False, True])

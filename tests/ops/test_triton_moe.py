@@ -20,7 +20,7 @@ from headlong.ops.registry import choose_backend
 from headlong.quant.detect import detect
 from headlong.quant.format import Weight
 from support import packing
-from support.moe_truth import expected, mlp
+from support.moe_truth import expected, mlp, with_biases
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -85,7 +85,8 @@ class Layer:
 
     def __call__(self, x: Tensor, logits: Tensor, to: Tensor | None = None) -> Tensor:
         to = torch.zeros_like(x) if to is None else to
-        shared = None if self.experts.has_shared else mlp(self.weights.shared)(x.double()).float()
+        apart = None if self.experts.has_shared else mlp(self.weights.shared, self.weights.activation)
+        shared = None if apart is None else apart(x.double()).float()
         return self.experts(x, logits, shared, to, torch.clone)[0]
 
 
@@ -127,6 +128,18 @@ def test_every_kind_of_weight(kind):
     assert_near(found, wanted, EXACT if kind == "float32" else ROUNDED)
     if kind in PACKED:
         assert_near(Layer(weights, torch.float32)(x, logits), wanted, EXACT)
+
+
+@pytest.mark.parametrize("kind", ["float32", "mxfp4_blocks"])
+@pytest.mark.parametrize("shared", [64, 32], ids=["joined", "apart"])
+def test_biases_and_another_activation(kind, shared):
+    sizes = Sizes(hidden=192, inner=64, shared=shared)
+    weights = with_biases(weights_of(kind, sizes), DEVICE)
+    layer, x, logits = Layer(weights, torch.float32), tokens(20, sizes.hidden), logits_of(20, sizes)
+    assert layer.experts.has_shared == (shared == 64)
+    found = layer(x, logits)
+    assert_near(found, expected(weights, x, logits, torch.zeros_like(x)), EXACT)
+    assert torch.equal(torch.cat([layer(x[[i]], logits[[i]]) for i in range(3)]), found[:3])
 
 
 @pytest.mark.parametrize("kind", ["float32", "fp8_block", "int4_asym"])

@@ -1,11 +1,15 @@
 """The small Triton kernels, norm, MLP gate and best token: the references, bit for bit alike in company."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from headlong.ops.argmax import reference as reference_argmax
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.silu_mul import reference as reference_silu_mul
+from headlong.ops.silu_mul.activation import SILU
+from support.activations import CLAMPED, EXTREMES, OTHERS, check_clamped
 
 triton = pytest.importorskip("triton")
 from headlong.ops.argmax import triton as triton_argmax  # noqa: E402
@@ -53,17 +57,19 @@ def test_a_row_that_is_no_number_spoils_no_other():
 @pytest.mark.parametrize("size", [*SIZES, 1025])
 def test_gate(size):
     gate_up = randn(5, 2 * size, seed=4) * 20
-    whole = triton_silu_mul.silu_mul(gate_up)
-    torch.testing.assert_close(whole, reference_silu_mul.silu_mul(gate_up), **CLOSE)
-    for row in range(5):
-        assert torch.equal(triton_silu_mul.silu_mul(gate_up[row : row + 1]), whole[row : row + 1])
+    for how in (SILU, CLAMPED, *OTHERS):
+        gate = partial(triton_silu_mul.silu_mul, activation=how)
+        whole = gate(gate_up)
+        torch.testing.assert_close(whole, reference_silu_mul.silu_mul(gate_up, how), **CLOSE)
+        for row in range(5):
+            assert torch.equal(gate(gate_up[row : row + 1]), whole[row : row + 1])
 
 
 def test_extremes_stay_finite_and_nan_stays_nan():
-    gate_up = torch.tensor([[-1e4, -100.0, 0.0, 100.0, 1e4, torch.nan, 1, 1, 1, 1, 1, 1]], device=DEVICE)
-    out = triton_silu_mul.silu_mul(gate_up)[0].cpu()
-    torch.testing.assert_close(out[:5], torch.tensor([0.0, 0.0, 0.0, 100.0, 1e4]), rtol=1e-6, atol=1e-6)
+    out = triton_silu_mul.silu_mul(EXTREMES.to(DEVICE))[0].cpu()
+    torch.testing.assert_close(out[:5], torch.tensor([0.0, 0.0, 0.0, -1e6, 1e8]), rtol=1e-6, atol=1e-6)
     assert out[5].isnan()
+    check_clamped(triton_silu_mul.silu_mul(EXTREMES.to(DEVICE), activation=CLAMPED)[0].cpu())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -12,6 +12,7 @@ from headlong.ops.moe.routing import Routing
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
 from headlong.ops.norm.normed import Norm, Normed
 from headlong.ops.program import FIRST, SECOND, STREAM, Instruction
+from headlong.ops.silu_mul.activation import SILU, Activation
 from headlong.ops.silu_mul.swiglu import SwiGlu
 
 
@@ -53,6 +54,8 @@ class MoeConfig:
     """Whether the shared expert stands behind a gate of its own."""
     has_bias: bool = False
     """Whether a bias is added to scores before experts are chosen."""
+    activation: Activation = SILU
+    """What every expert computes of gates and ups, the shared one too."""
 
     @property
     def num_experts(self) -> int:
@@ -80,11 +83,12 @@ class MoeMlp:
             shared_gate=c.shared_gate,
             bias_E=scope.vector("gate.e_score_correction_bias", c.num_experts) if c.has_bias else None,
             shards=(Shard.OUTPUT, Shard.INPUT),
+            activation=c.activation,
         )
         self.experts = scope.ops.experts(weights)
         self.shared = None
         if shared is not None and not self.experts.has_shared:
-            self.shared = scope.ops.expert(shared, weights.shards)
+            self.shared = scope.ops.expert(shared, weights.shards, c.activation)
 
     def add_to(self, normed: Normed, to_ND: Tensor, then: Norm) -> tuple[Tensor, Normed]:
         """Added to `to_ND`, and what `then` makes of that."""

@@ -20,6 +20,7 @@ from headlong.ops.moe.weights import ExpertWeights, MoeWeights
 from headlong.ops.norm.normed import Norm
 from headlong.ops.prepared import PreparedStep
 from headlong.ops.program import CompiledProgram, Instruction
+from headlong.ops.silu_mul.activation import SILU, Activation
 from headlong.ops.silu_mul.swiglu import SwiGlu
 from headlong.ops.step.ops import StepOps
 from headlong.quant.format import Format, Weight
@@ -113,7 +114,7 @@ class Backend(Protocol):
         others, it computes all outputs."""
         ...
 
-    def swiglu(self, gate_up: Linear, down: Linear) -> SwiGlu:
+    def swiglu(self, gate_up: Linear, down: Linear, activation: Activation = SILU) -> SwiGlu:
         """Makes a feed-forward of these two linears, gated in one launch where the GEMM can."""
         ...
 
@@ -121,7 +122,9 @@ class Backend(Protocol):
         """Makes the routing and the experts of a layer, in one call or a few kernels where they can be."""
         ...
 
-    def expert(self, weights: ExpertWeights, shards: tuple[Shard, Shard]) -> SwiGlu:
+    def expert(
+        self, weights: ExpertWeights, shards: tuple[Shard, Shard], activation: Activation = SILU
+    ) -> SwiGlu:
         """Makes one expert by itself; `shards` say how its gate_up and down may be split."""
         ...
 

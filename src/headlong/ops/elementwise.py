@@ -29,5 +29,10 @@ def silu(x: Tensor) -> Tensor:
     return x / _one_plus_exp_of_minus(x)
 
 
+def swish(x: Tensor, alpha: float) -> Tensor:
+    """x · sigmoid(alpha · x)"""
+    return x / _one_plus_exp_of_minus(x * alpha)
+
+
 def softplus(x: Tensor) -> Tensor:
     return torch.where(x > _constant(20.0, x.dtype, x.device), x, torch.exp(x).log1p_())

@@ -22,7 +22,7 @@ NOT_BUILT = "are not built"
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES = {
     "headlong_rms_norm": (_POINTER, _POINTER, _FLOAT, _POINTER, _LONG, _LONG, _INT),
-    "headlong_silu_mul": (_POINTER, _POINTER, _LONG, _LONG, _INT),
+    "headlong_silu_mul": (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _INT),
     "headlong_matmul": (_POINTER, _POINTER, _LONG, _POINTER, _LONG, _INT),
     "headlong_lay_out": (_POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER, _INT),
     "headlong_lay_out_blocks": (_POINTER, _POINTER, _LONG, _POINTER, _INT),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from headlong.ops.prepared import PreparedStep
 from headlong.ops.program import CompiledProgram, Instruction
 from headlong.ops.reference_backend import ReferenceBackend
 from headlong.ops.silu_mul import native as silu_mul
+from headlong.ops.silu_mul.activation import Activation
 from headlong.quant.format import Format, Weight
 from headlong.types import Rows
 
@@ -58,9 +60,8 @@ class NativeBackend(ReferenceBackend):
     def _source(self, weight: Weight) -> Source | None:
         return Source.of(weight, rounding=self.dtype == torch.bfloat16)
 
-    @property
-    def _silu_mul(self) -> SiluMul:
-        return silu_mul.silu_mul
+    def _silu_mul(self, activation: Activation) -> SiluMul:
+        return partial(silu_mul.silu_mul, activation=activation)
 
     def experts(self, weights: MoeWeights) -> Experts:
         return NativeExperts.load(weights, self._source) or super().experts(weights)

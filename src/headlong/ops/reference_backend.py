@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.prepared import PreparedStep
 from headlong.ops.program import CompiledProgram, Instruction
 from headlong.ops.silu_mul import reference as silu_mul
+from headlong.ops.silu_mul.activation import SILU, Activation
 from headlong.ops.silu_mul.swiglu import SwiGlu
 from headlong.ops.step import reference as step
 from headlong.ops.step.ops import StepOps
@@ -146,21 +148,25 @@ class ReferenceBackend(Backend):
         found.shard = linear.shard
         return found
 
-    def swiglu(self, gate_up: Linear, down: Linear) -> SwiGlu:
-        return SwiGlu(gate_up, down, self._silu_mul, self.dtype)
+    def swiglu(self, gate_up: Linear, down: Linear, activation: Activation = SILU) -> SwiGlu:
+        return SwiGlu(gate_up, down, self._silu_mul(activation), self.dtype, is_silu=activation == SILU)
 
-    @property
-    def _silu_mul(self) -> SiluMul:
-        return silu_mul.silu_mul
+    def _silu_mul(self, activation: Activation) -> SiluMul:
+        return partial(silu_mul.silu_mul, activation=activation)
 
     def experts(self, weights: MoeWeights) -> Experts:
         count = weights.routing.num_experts
-        return ReferenceExperts([self.expert(weights.load(i), weights.shards) for i in range(count)], weights)
+        shards, activation = weights.shards, weights.activation
+        experts = [self.expert(weights.load(i), shards, activation) for i in range(count)]
+        return ReferenceExperts(experts, weights)
 
-    def expert(self, weights: ExpertWeights, shards: tuple[Shard, Shard]) -> SwiGlu:
-        gate_up, down = shards
+    def expert(
+        self, weights: ExpertWeights, shards: tuple[Shard, Shard], activation: Activation = SILU
+    ) -> SwiGlu:
         return self.swiglu(
-            self.stacked(weights.gate_up, None, shard=gate_up), self.linear(weights.down, shard=down)
+            self.stacked(weights.gate_up, None, weights.gate_up_bias, shard=shards[0]),
+            self.linear(weights.down, weights.down_bias, shard=shards[1]),
+            activation,
         )
 
     def norm(self, weight: Tensor, eps: float, *, inside: bool = False) -> Norm:  # noqa: ARG002 - never in part

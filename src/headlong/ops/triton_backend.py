@@ -32,6 +32,7 @@ from headlong.ops.norm.triton import TritonRmsNorm
 from headlong.ops.penalise.triton import penalise
 from headlong.ops.prepared import PreparedStep
 from headlong.ops.reference_backend import ReferenceBackend
+from headlong.ops.silu_mul.activation import Activation
 from headlong.ops.silu_mul.triton import silu_mul
 from headlong.ops.step import triton as step
 from headlong.quant.format import Format, Weight
@@ -102,9 +103,8 @@ class TritonBackend(ReferenceBackend):
             self._said.add(reason)
             log.warning("%s: not triton: %s; %s", what, reason, NEAR_TIES)
 
-    @property
-    def _silu_mul(self) -> SiluMul:
-        return partial(silu_mul, dtype=self.dtype)
+    def _silu_mul(self, activation: Activation) -> SiluMul:
+        return partial(silu_mul, dtype=self.dtype, activation=activation)
 
     def norm(self, weight: Tensor, eps: float, *, inside: bool = False) -> Norm:
         norm = RmsNorm(weight, eps)

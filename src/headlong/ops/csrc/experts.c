@@ -158,7 +158,7 @@ static void run_expert(const Slab *s, const Expert *expert, const int32_t *token
         x = own;
     }
     gemm_panels(&expert->gate_up, x, num_rows, both, num_threads);
-    headlong_silu_mul(both, gated, num_rows, inner, num_threads);
+    headlong_silu_mul(both, gated, num_rows, inner, &s->net->activation, num_threads);
     gemm_panels(&expert->down, gated, num_rows, y, num_threads);
 }
 

@@ -2,6 +2,7 @@
  * structures. */
 #ifndef HEADLONG_EXPERTS_H
 #define HEADLONG_EXPERTS_H
+#include "activation.h"
 #include "matmul.h"
 
 /* A part of a linear's outputs, from `first_out` on, that one matrix computes. */
@@ -15,7 +16,7 @@ typedef struct {
     int64_t num_panels, num_outs;
 } Linear;
 
-/* An expert computes down(silu(gate x) up x), with gate and up side by side. */
+/* An expert computes down(activation(gate x, up x)), with gate and up side by side. */
 typedef struct {
     Linear gate_up, down;
 } Expert;
@@ -30,14 +31,12 @@ typedef struct {
     int64_t sigmoid_scores, num_groups, kept_groups, shared;
     const float *bias; /* [num_experts], or null */
     float scale;
+    Activation activation;
 } Experts;
 
 /* Adds the experts' outputs to `out` [num_tokens, hidden_size]. `logits` are [num_tokens, num_experts], with the shared
  * expert's gate after them where it is GATED. */
 void headlong_experts(const Experts *net, const float *x, const float *logits, float *out, int64_t num_tokens,
                       int num_threads);
-
-/* Defined in program.c: silu(gate) up, with gate and up side by side in each of `num_rows` rows. */
-void headlong_silu_mul(const float *gate_up, float *out, int64_t num_rows, int64_t hidden_size, int num_threads);
 
 #endif

@@ -23,7 +23,10 @@ typedef struct {
     const float *x, *weight;
     float *out, eps;
     int64_t size, stride_out;
+    Activation activation;
 } Lines;
+
+static const Activation SILU = {1.0f, INFINITY, 0.0f};
 
 /* RMSNorm of each row: out = x (|x|^2 + eps)^-1/2 weight; ops/norm/reference.py derives this weight and eps. */
 VECTORISED static void norm_lines(const void *arg, int64_t first, int64_t last) {
@@ -45,15 +48,32 @@ VECTORISED static void silu_mul_lines(const void *arg, int64_t first, int64_t la
     }
 }
 
+/* Any other activation: out = gate sigmoid(alpha gate) (up + plus), of limited gates and ups. */
+VECTORISED static void activated_lines(const void *arg, int64_t first, int64_t last) {
+    const Lines *l = arg;
+    const float alpha = l->activation.alpha, limit = l->activation.limit, plus = l->activation.plus;
+    for (int64_t row = first; row < last; row++) {
+        const float *gates = l->x + row * 2 * l->size, *ups = gates + l->size;
+        float *out = l->out + row * l->size;
+        for (int64_t i = 0; i < l->size; i++) {
+            float gate = gates[i] > limit ? limit : gates[i], up = ups[i] > limit ? limit : ups[i];
+            up = up < -limit ? -limit : up;
+            out[i] = gate / (1.0f + exponential(-(alpha * gate))) * (up + plus);
+        }
+    }
+}
+
 void headlong_rms_norm(const float *x, const float *weight, float eps, float *out, int64_t num_rows, int64_t size,
                        int num_threads) {
-    Lines lines = {x, weight, out, eps, size, size};
+    Lines lines = {x, weight, out, eps, size, size, SILU};
     parallel_for(norm_lines, &lines, num_rows, SHARED_ROWS, num_threads);
 }
 
-void headlong_silu_mul(const float *gate_up, float *out, int64_t num_rows, int64_t size, int num_threads) {
-    Lines lines = {gate_up, 0, out, 0.0f, size, size};
-    parallel_for(silu_mul_lines, &lines, num_rows, SHARED_ROWS, num_threads);
+void headlong_silu_mul(const float *gate_up, float *out, int64_t num_rows, int64_t size, const Activation *how,
+                       int num_threads) {
+    const int is_silu = !how || (how->alpha == 1.0f && how->limit == INFINITY && how->plus == 0.0f);
+    Lines lines = {gate_up, 0, out, 0.0f, size, size, is_silu ? SILU : *how};
+    parallel_for(is_silu ? silu_mul_lines : activated_lines, &lines, num_rows, SHARED_ROWS, num_threads);
 }
 
 void headlong_run(const Instruction *program, int64_t num_instructions, float *const *buffers, int64_t num_tokens,
@@ -64,14 +84,15 @@ void headlong_run(const Instruction *program, int64_t num_instructions, float *c
         float *output = i->output < 0 ? 0 : buffers[i->output];
         switch (i->kind) {
         case NORM: {
-            Lines lines = {input, i->operand, output + i->first_column, (float)i->eps, i->size, i->stride_out};
+            Lines lines = {input,   i->operand,    output + i->first_column, (float)i->eps,
+                           i->size, i->stride_out, SILU};
             parallel_for(norm_lines, &lines, num_tokens, SHARED_ROWS, num_threads);
             break;
         }
         case MATMUL:
             gemm(i->operand, input, num_tokens, output + i->first_column, i->stride_out, (int)i->add, num_threads);
             break;
-        case SILU_MUL: headlong_silu_mul(input, output, num_tokens, i->size, num_threads); break;
+        case SILU_MUL: headlong_silu_mul(input, output, num_tokens, i->size, 0, num_threads); break;
         case DELTA_NET: headlong_delta_net(i->operand, input, output, step); break;
         case ATTENTION: headlong_attention(i->operand, input, output, step); break;
         case LATENT_ATTENTION: {

@@ -14,7 +14,7 @@ from torch import Tensor
 from headlong.ops.norm.normed import Norm, Normed
 
 SiluMul = Callable[[Tensor], Tensor]
-"""A function silu(gate) · up of a tensor [N, gate then up]."""
+"""A function silu(gate) · up of a tensor [N, gate then up], or another activation of it."""
 Argmax = Callable[[Tensor], Tensor]
 """A function that finds the argmax of each row of logits."""
 

@@ -10,6 +10,7 @@ from headlong.ops.linear.native import NativeLinear
 from headlong.ops.linear.native_source import Source
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
 from headlong.ops.norm.normed import Norm, Normed, whole
+from headlong.ops.silu_mul.native import ActivationStruct
 from headlong.quant.format import Weight
 
 
@@ -34,6 +35,7 @@ class _Experts(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("sigmoid_scores", "num_groups", "kept_groups", "shared")),
         ("bias", ctypes.c_void_p),
         ("scale", ctypes.c_float),
+        ("activation", ActivationStruct),
     )
 
 
@@ -67,6 +69,7 @@ class NativeExperts:
             _NO_SHARED if weights.shared is None else _GATED if weights.shared_gate else _SHARED,
             None if self._bias_E is None else self._bias_E.data_ptr(),
             r.scale,
+            ActivationStruct(*weights.activation),
         )
 
     @classmethod
@@ -120,4 +123,4 @@ def _linears(
     down = source(weights.down)
     if down is None or len(gate_up) < len(weights.gate_up):
         return None
-    return NativeLinear(gate_up), NativeLinear([down])
+    return NativeLinear(gate_up, bias=weights.gate_up_bias), NativeLinear([down], bias=weights.down_bias)

@@ -32,6 +32,8 @@ from headlong.ops.moe import triton_kernels as kernels
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
 from headlong.ops.norm.normed import Norm, Normed
 from headlong.ops.norm.triton import empty_partial_norm, gemm_input, norm_args, partial_norm_args
+from headlong.ops.silu_mul.activation import SILU, Activation
+from headlong.ops.silu_mul.triton import constant_of
 from headlong.ops.triton_launch import LAUNCH_OPTIONS
 from headlong.quant.format import Weight
 
@@ -63,6 +65,13 @@ def grouped_gemm_config(layout: WeightLayout, *, gated: bool) -> GroupedGemmConf
     return GroupedGemmConfig(64, columns, num_warps=4, num_stages=4 if layout.bits == 16 and gated else 3)
 
 
+class Loaded(NamedTuple):
+    """One weight of one expert, and what is added to its outputs."""
+
+    weight: GemmWeight
+    bias_O: Tensor | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class StackedWeight:
     """One weight of every expert of a layer, in one tensor."""
@@ -80,18 +89,25 @@ class StackedWeight:
     """The scales of each expert, laid out as in a `GemmWeight`."""
     offsets_EGO: Tensor | None
     row_scales_EO: Tensor | None
+    bias_EO: Tensor | None
+    activation: Activation
 
     @classmethod
-    def like(cls, weight: GemmWeight, count: int, *, gated: bool) -> "StackedWeight":
+    def like(
+        cls, one: "Loaded", count: int, *, gated: bool, activation: Activation = SILU
+    ) -> "StackedWeight":
         """Makes uninitialised tensors for so many experts whose weights are like this one."""
+        weight, bias_O = one
         config = grouped_gemm_config(weight.layout, gated=gated)
         tensors = [None if part is None else part.new_empty(count, *part.shape) for part in _tensors(weight)]
-        return cls(weight.layout, weight.dtype, weight.num_outs, weight.num_ins, config, gated, *tensors)
+        bias_EO = None if bias_O is None else bias_O.new_empty(count, *bias_O.shape)
+        sizes = (weight.num_outs, weight.num_ins)
+        return cls(weight.layout, weight.dtype, *sizes, config, gated, *tensors, bias_EO, activation)
 
-    def put(self, expert: int, weight: GemmWeight) -> None:
+    def put(self, expert: int, one: "Loaded") -> None:
         """Copies an expert's weight to its place."""
-        stacked = (self.codes, self.scales, self.offsets_EGO, self.row_scales_EO)
-        for tensor, part in zip(stacked, _tensors(weight), strict=True):
+        stacked = (self.codes, self.scales, self.offsets_EGO, self.row_scales_EO, self.bias_EO)
+        for tensor, part in zip(stacked, (*_tensors(one.weight), one.bias_O), strict=True):
             if tensor is not None and part is not None:
                 tensor[expert].copy_(part)
 
@@ -118,14 +134,15 @@ class StackedWeight:
         step = config.block_k * codes_per_word(layout.bits)
         grid = (triton.cdiv(self.out_size, config.block_n // self.parts), len(blocks_B3))
         kernels.grouped_gemm_kernel[grid](
-            x, codes, scales, self.offsets_EGO, self.row_scales_EO, blocks_B3, pairs_P, out,
+            x, codes, scales, self.offsets_EGO, self.row_scales_EO, self.bias_EO, blocks_B3, pairs_P, out,
             num_outs=self.num_outs, num_ins=self.num_ins, stride_codes=layout.words(self.num_ins),
             stride_expert_codes=codes.stride(0), stride_expert_scales=0 if scales is None else scales.stride(0),
             stride_scales=0 if scales is None else scales.stride(1), num_steps=triton.cdiv(self.num_ins, step),
             DTYPE=DTYPES[self.dtype], LAYOUT=layout.code_layout, EVEN_K=self.num_ins % step == 0,
             PAIRS_PER_INPUT=pairs_per_input, PARTS=self.parts, BLOCKS_READY=blocks_ready, ONE_INPUT=len(x) == 1,
-            **norm_args(partial_norm), BLOCK_N=config.block_n, BLOCK_K=config.block_k, BLOCK_M=block_m,
-            num_warps=config.num_warps, num_stages=config.num_stages, **LAUNCH_OPTIONS,
+            ACTIVATION=constant_of(self.activation), **norm_args(partial_norm), BLOCK_N=config.block_n,
+            BLOCK_K=config.block_k, BLOCK_M=block_m, num_warps=config.num_warps, num_stages=config.num_stages,
+            **LAUNCH_OPTIONS,
         )  # fmt: skip
         return out
 
@@ -165,7 +182,11 @@ class TritonExperts:
                 shared = "" if weights.shared is None else _gemm_weights(weights.shared, dtype)
                 joined = not isinstance(shared, str) and _alike(shared, first)
                 count = weights.routing.num_experts + joined
-                stacks = [StackedWeight.like(w, count, gated=i == 0) for i, w in enumerate(loaded)]
+                activation = weights.activation
+                stacks = [
+                    StackedWeight.like(part, count, gated=i == 0, activation=activation)
+                    for i, part in enumerate(loaded)
+                ]
                 if joined:
                     _put(stacks, weights.routing.num_experts, shared)
             if not _alike(loaded, first):
@@ -270,8 +291,8 @@ def _few_give_same_bits(
     """Whether few pairs at once have the bits of many. Nothing promises that, so it is tried once for each layout."""
     generator = torch.Generator(device).manual_seed(0)
     weight = random_weight(layout, dtype, generator)
-    stack = StackedWeight.like(weight, 1, gated=gated)
-    stack.put(0, weight)
+    stack = StackedWeight.like(Loaded(weight), 1, gated=gated)
+    stack.put(0, Loaded(weight))
     x_ND = torch.randn(FEW_BLOCK_M, weight.num_ins, generator=generator, device=device).to(dtype)
     blocks_B3 = torch.tensor([[0, 0, FEW_BLOCK_M]], dtype=torch.int32, device=device)
     pairs_P = torch.arange(FEW_BLOCK_M, dtype=torch.int32, device=device)
@@ -286,11 +307,15 @@ def _tensors(weight: GemmWeight) -> tuple[Tensor | None, ...]:
     return weight.codes, weight.scales, weight.offsets_GO, weight.row_scales_O
 
 
-def _gemm_weights(weights: ExpertWeights, dtype: torch.dtype) -> list[GemmWeight] | str:
+def _gemm_weights(weights: ExpertWeights, dtype: torch.dtype) -> list[Loaded] | str:
     """Returns the weight of gate and up, and that of down; or the reason why there are none."""
-    found = [_gemm_weight(weights.gate_up, dtype), _gemm_weight([weights.down], dtype)]
-    reasons = [weight for weight in found if isinstance(weight, str)]
-    return reasons[0] if reasons else [weight for weight in found if isinstance(weight, GemmWeight)]
+    loaded = []
+    for parts, bias_O in ((weights.gate_up, weights.gate_up_bias), ([weights.down], weights.down_bias)):
+        weight = _gemm_weight(parts, dtype)
+        if isinstance(weight, str):
+            return weight
+        loaded.append(Loaded(weight, None if bias_O is None else bias_O.to(weight.codes.device)))
+    return loaded
 
 
 def _gemm_weight(weights: Sequence[Weight], dtype: torch.dtype) -> GemmWeight | str:
@@ -301,13 +326,15 @@ def _gemm_weight(weights: Sequence[Weight], dtype: torch.dtype) -> GemmWeight | 
     return repacked[0] if len(repacked) == 1 else "gate and up of an expert are stored differently"
 
 
-def _alike(some: Sequence[GemmWeight], others: Sequence[GemmWeight]) -> bool:
+def _alike(some: Sequence[Loaded], others: Sequence[Loaded]) -> bool:
     return all(
-        a.layout == b.layout and (a.num_outs, a.num_ins) == (b.num_outs, b.num_ins)
-        for a, b in zip(some, others, strict=True)
+        a.layout == b.layout
+        and (a.num_outs, a.num_ins) == (b.num_outs, b.num_ins)
+        and (a_bias is None) == (b_bias is None)
+        for (a, a_bias), (b, b_bias) in zip(some, others, strict=True)
     )
 
 
-def _put(stacks: Sequence[StackedWeight], expert: int, weights: Sequence[GemmWeight]) -> None:
-    for stack, weight in zip(stacks, weights, strict=True):
-        stack.put(expert, weight)
+def _put(stacks: Sequence[StackedWeight], expert: int, loaded: Sequence[Loaded]) -> None:
+    for stack, one in zip(stacks, loaded, strict=True):
+        stack.put(expert, one)

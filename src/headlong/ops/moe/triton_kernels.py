@@ -14,7 +14,7 @@ Legend. E experts, A active experts of a token, RANKS of its pairs: A, or A + 1 
   sorted_pairs_ptr [pairs]: pairs by expert; blocks_ptr [blocks, 3]: expert, first of its sorted pairs, and their
   number.
   GEMM arguments as in triton_gemm.py, of which the weight's have the experts as their first dimension:
-  stride_expert_codes and stride_expert_scales lead from one to the next.
+  stride_expert_codes and stride_expert_scales lead from one to the next; bias_ptr [E, outputs] is added to sums.
   y_ptr [pairs, size]: what each pair's expert gives; shared_ptr, residual_ptr, out_ptr [tokens, size].
 Tiles' names end in the letters of their dimensions: N outputs, K inputs, M pairs; T tokens, R ranks.
 """
@@ -27,7 +27,7 @@ import triton.language as tl
 
 from headlong.ops.linear.triton_gemm import code_offsets, gemm_step, load_codes
 from headlong.ops.norm.triton import inverse_norms, load_squares_of_tokens, store_partial_norm
-from headlong.ops.silu_mul.triton import silu_gated
+from headlong.ops.silu_mul.triton import activated
 from headlong.ops.triton_launch import (
     launch_dependents,
     launch_dependents_and_wait,
@@ -199,18 +199,19 @@ def group_kernel(
 # One step is a loop like any other: unrolled, Triton 3.6 computes it wrongly for bfloat16 with offsets.
 @triton.jit(do_not_specialize=["num_steps", "num_squares"])
 def grouped_gemm_kernel(
-    x_ptr, codes_ptr, scales_ptr, offsets_ptr, row_scales_ptr, blocks_ptr, sorted_pairs_ptr, out_ptr,
+    x_ptr, codes_ptr, scales_ptr, offsets_ptr, row_scales_ptr, bias_ptr, blocks_ptr, sorted_pairs_ptr, out_ptr,
     squares_ptr, norm_eps, num_squares,
     num_outs, num_ins, stride_codes, stride_expert_codes, stride_expert_scales, stride_scales, num_steps,
     DTYPE: tl.constexpr, LAYOUT: tl.constexpr, EVEN_K: tl.constexpr, PAIRS_PER_INPUT: tl.constexpr,
-    PARTS: tl.constexpr, BLOCKS_READY: tl.constexpr, ONE_INPUT: tl.constexpr, BLOCK_SQUARES: tl.constexpr,
+    PARTS: tl.constexpr, ACTIVATION: tl.constexpr, BLOCKS_READY: tl.constexpr, ONE_INPUT: tl.constexpr,
+    BLOCK_SQUARES: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """Multiplies a tile of an expert's outputs for the pairs of a block. PAIRS_PER_INPUT pairs, one after the other,
     have one input, by whose norm sums are divided where there are `squares`; with ONE_INPUT all pairs have the same.
-    Two PARTS are gates, then as many ups, and silu(gate) · up is stored. BLOCKS_READY promises that the blocks were
-    there before the kernel before this one began, and that it waited before it launched its dependents: only the inputs
-    have to be waited for."""
+    Two PARTS are gates, then as many ups, and what ACTIVATION makes of them is stored. BLOCKS_READY promises that the
+    blocks were there before the kernel before this one began, and that it waited before it launched its dependents:
+    only the inputs have to be waited for."""
     INTERLEAVE: tl.constexpr = LAYOUT.interleave
     if not BLOCKS_READY:
         wait_for_previous_kernel()
@@ -255,9 +256,11 @@ def grouped_gemm_kernel(
         acc_NM *= tl.load(row_scales_ptr + expert * num_outs + outs_N)[:, None]
     if squares_ptr is not None:
         acc_NM *= inverse_norms(squares_SM, norm_eps, BLOCK_SQUARES, BLOCK_M)
+    if bias_ptr is not None:
+        acc_NM += tl.load(bias_ptr + expert * num_outs + outs_N)[:, None]
     if PARTS == 2:
         gate_NM, up_NM = tl.split(acc_NM.reshape(BLOCK_N // 2, 2, BLOCK_M).permute(0, 2, 1))
-        acc_NM = silu_gated(gate_NM, up_NM)
+        acc_NM = activated(gate_NM, up_NM, ACTIVATION)
     out_N = tl.program_id(0) * (BLOCK_N // PARTS) + tl.arange(0, BLOCK_N // PARTS)
     out_ptrs = out_ptr + pair_M[None, :] * part_outs + out_N[:, None]
     tl.store(out_ptrs, acc_NM, mask=(out_N < part_outs)[:, None] & is_pair_M[None, :])

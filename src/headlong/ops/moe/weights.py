@@ -8,15 +8,19 @@ from torch import Tensor
 
 from headlong.ops.linear.linear import Shard
 from headlong.ops.moe.routing import Routing
+from headlong.ops.silu_mul.activation import SILU, Activation
 from headlong.quant.format import Weight
 
 
 class ExpertWeights(NamedTuple):
-    """The weights of a layer's experts, each of which computes down(silu(gate x) · up x)."""
+    """The weights of one of a layer's experts, which computes down(activation(gate x, up x))."""
 
     gate_up: list[Weight]
     """The weights of gate and up, one below the other."""
     down: Weight
+    gate_up_bias: Tensor | None = None
+    """What is added to the outputs of gate and up, float32, likewise one below the other."""
+    down_bias: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class MoeWeights:
     """What is added to scores before experts are chosen."""
     shards: tuple[Shard, Shard] = (Shard.OUTPUT, Shard.INPUT)
     """How gate_up and down of every expert may be split."""
+    activation: Activation = SILU
+    """What every expert computes of gates and ups, the shared one too."""
 
     @property
     def is_gated(self) -> bool:
