@@ -15,7 +15,7 @@ from headlong.ops.linear import triton_block_m, triton_split_k, triton_weight
 from headlong.ops.linear.triton import TritonLinear
 from headlong.ops.linear.triton_block_m import BLOCK_MS, REFERENCE_BLOCK_M, block_m_for, product
 from headlong.ops.linear.triton_repack import layout_of
-from headlong.ops.linear.triton_weight import BYTE_NUM_SPLITS, NUM_SPLITS, WeightLayout, gemm_config
+from headlong.ops.linear.triton_weight import BYTE_SPLITS_EACH, SPLITS_EACH, WeightLayout, gemm_config
 from headlong.ops.registry import choose_backend
 from headlong.ops.silu_mul.triton import silu_mul
 from headlong.quant.compressed import CompressedInts
@@ -376,15 +376,17 @@ def test_what_it_does_not_know_is_left_to_others():
     [(34816, 5120), (5120, 17408), (14336, 5120), (5120, 6144), (248320, 5120), (2048, 2048), (1024, 2048)],
     ids=str,
 )
-def test_plans_share_the_work_evenly(shape, bits):
-    """Every program but the last has as much to do, and one wave of them does all of it."""
-    plan = gemm_config(*shape, bits=bits)
+@pytest.mark.parametrize("multiprocessors", [132, 128, 82])
+def test_plans_share_the_work_evenly(shape, bits, multiprocessors):
+    """Every program but the last has as much to do, and one wave of them does all of it: on an H200, and on GPUs that
+    people have at home."""
+    plan = gemm_config(*shape, bits=bits, multiprocessors=multiprocessors)
     columns = plan.block_k * triton_weight.codes_per_word(bits)
     assert all(size & (size - 1) == 0 for size in plan[:2]) and shape[1] % columns == 0
     steps = -(-shape[0] // plan.block_n) * (shape[1] // columns)
     programs = -(-steps // plan.steps_per_split)
-    wave = BYTE_NUM_SPLITS if bits == 8 else NUM_SPLITS
-    assert NUM_SPLITS / 5 < programs <= wave
+    wave = multiprocessors * (BYTE_SPLITS_EACH if bits == 8 else SPLITS_EACH)
+    assert multiprocessors * SPLITS_EACH / 5 < programs <= wave
     if steps > wave * 16:
         assert steps / (wave * plan.steps_per_split) > 0.93
 

@@ -29,10 +29,11 @@ import triton.language as tl
 from triton import knobs
 
 
-def _has_pdl() -> bool:
+def _capability() -> tuple[int, int] | None:
+    """That of the GPU, of which a process uses one; None where kernels run without one."""
     if knobs.runtime.interpret or torch.version.cuda is None or not torch.cuda.is_available():
-        return False
-    return torch.cuda.get_device_capability() >= (9, 0)
+        return None
+    return torch.cuda.get_device_capability()
 
 
 def _launch_options() -> dict[str, bool]:
@@ -44,7 +45,10 @@ def _launch_options() -> dict[str, bool]:
     return {"enable_fp_fusion": True, **({"launch_pdl": True} if HAS_PDL.value else {})}
 
 
-HAS_PDL = tl.constexpr(_has_pdl())
+CAPABILITY = _capability()
+HAS_PDL = tl.constexpr(CAPABILITY is not None and CAPABILITY >= (9, 0))
+CONVERTS_E4M3 = tl.constexpr(CAPABILITY is None or CAPABILITY >= (8, 9))
+"""Whether the GPU has instructions for e4m3; without them, no kernel may be given numbers of that type."""
 LAUNCH_OPTIONS = _launch_options()
 """Compiler options of every kernel launch."""
 

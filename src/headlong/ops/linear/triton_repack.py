@@ -22,6 +22,7 @@ from headlong.ops.linear.triton_weight import (
     WeightLayout,
     interleaved,
 )
+from headlong.ops.triton_launch import CONVERTS_E4M3
 from headlong.quant.format import PackedWeight, Weight
 from headlong.quant.fp8 import Fp8Weight, decode_fp8
 from headlong.quant.ints import split_nibbles
@@ -109,10 +110,10 @@ def rows_of(weight: Weight, layout: WeightLayout, first: int, last: int) -> Rows
         return Rows(codes, None, None, scales_RG[:, 0]) if layout.has_row_scales else Rows(codes, scales_RG)
     if isinstance(weight, Nvfp4Weight):
         whole = weight.global_scale.reciprocal() if weight.divides else weight.global_scale
-        packed = weight.codes_OB[first:last]
+        packed, scales_RG = weight.codes_OB[first:last], weight.scale_OG[first:last]
         return Rows(
             pair_codes(split_nibbles(packed), 4),
-            weight.scale_OG[first:last],
+            scales_RG if CONVERTS_E4M3.value else scales_RG.bfloat16(),  # which has every e4m3
             None,
             whole.expand(last - first),
         )

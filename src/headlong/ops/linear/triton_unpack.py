@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from triton import knobs
 
+from headlong.ops.triton_launch import CONVERTS_E4M3
+
 FLOAT, E4M3, INTEGER, NIBBLE, E2M1 = range(5)
 """Encodings of a weight's codes. All but floats come two to a word, one of each half of a step's columns."""
 _FLOAT = tl.constexpr(FLOAT)
@@ -98,7 +100,7 @@ def decode(codes, half: tl.constexpr, ENCODING: tl.constexpr, ZERO_POINT: tl.con
 
 @triton.jit
 def _e4m3(codes, half: tl.constexpr, dtype: tl.constexpr):
-    if INTERPRETED or dtype == tl.float32:
+    if INTERPRETED or dtype == tl.float32 or (dtype == tl.float16 and not CONVERTS_E4M3):
         field = (codes >> 8 * half).to(tl.uint32)
         return (((field & 0x80) << 24) | ((field & 0x7F) << 20)).to(tl.float32, bitcast=True) * _2_TO_120
     elif dtype == tl.bfloat16:

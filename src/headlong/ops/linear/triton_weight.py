@@ -1,4 +1,5 @@
-"""A weight as the GPU's GEMM reads it, and the launch configuration of that GEMM: by the weight's shape alone.
+"""A weight as the GPU's GEMM reads it, and the launch configuration of that GEMM: by the weight's shape and the GPU's
+multiprocessors alone.
 
 Legend. N tokens (M in the kernels), O or `num_outs` outputs (N there), D or `num_ins` inputs (K there), P partial sums.
 """
@@ -20,10 +21,9 @@ from headlong.ops.norm.normed import PartialNorm
 from headlong.ops.norm.triton import norm_args
 from headlong.ops.triton_launch import LAUNCH_OPTIONS
 
-NUM_SPLITS = 264
-"""The number of splits of a weight, one program each: two for each multiprocessor of the GPUs this is made for."""
-BYTE_NUM_SPLITS = 660
-"""The number of splits of an 8-bit weight, which is unpacked: more programs hide more of that."""
+SPLITS_EACH, BYTE_SPLITS_EACH = 2, 5
+"""The splits of a weight, one program each, for every multiprocessor; and those of an 8-bit weight, which is unpacked:
+more programs hide more of that."""
 BYTE_REGISTERS = 96
 """Registers of a thread of the programs for 8-bit weights, so that five of them fit on a multiprocessor."""
 LEAST_STEPS = 4
@@ -46,7 +46,7 @@ DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 
 
 class GemmConfig(NamedTuple):
-    """How the GEMM of a weight is tiled, split and launched, by the weight's shape alone."""
+    """How the GEMM of a weight is tiled, split and launched, whatever is multiplied by it."""
 
     block_n: int
     block_k: int
@@ -70,17 +70,19 @@ def columns_at_once(bits: int) -> int:
     return {32: COLUMNS // 2, 16: 2 * COLUMNS}.get(bits, COLUMNS)
 
 
-def gemm_config(num_outs: int, num_ins: int, *, bits: int = 16) -> GemmConfig:
+def gemm_config(num_outs: int, num_ins: int, *, bits: int = 16, multiprocessors: int = 132) -> GemmConfig:
     """How to split a weight of so many bits, so that every multiprocessor has as much to do."""
     columns = columns_at_once(bits)
     steps = triton.cdiv(num_ins, columns * codes_per_word(bits))
     if bits in (8, 16):
-        num_splits, num_stages = (BYTE_NUM_SPLITS, 3) if bits == 8 else (NUM_SPLITS, 4)
+        num_splits, num_stages = (BYTE_SPLITS_EACH, 3) if bits == 8 else (SPLITS_EACH, 4)
+        num_splits *= multiprocessors
         each = max(triton.cdiv(triton.cdiv(num_outs, 64) * steps, num_splits), LEAST_STEPS // 2)
         each = _steps_per_split(each, steps)
         return GemmConfig(64, columns, each, 4, num_stages, BYTE_REGISTERS if bits == 8 else None)
-    block = 128 if triton.cdiv(num_outs, 128) * steps >= 2 * LEAST_STEPS * NUM_SPLITS else 64
-    each = max(triton.cdiv(triton.cdiv(num_outs, block) * steps, NUM_SPLITS), LEAST_STEPS)
+    num_splits = SPLITS_EACH * multiprocessors
+    block = 128 if triton.cdiv(num_outs, 128) * steps >= 2 * LEAST_STEPS * num_splits else 64
+    each = max(triton.cdiv(triton.cdiv(num_outs, block) * steps, num_splits), LEAST_STEPS)
     each = _steps_per_split(each, steps)
     num_stages = 3 if bits > 16 else 4
     if block == 128:
@@ -148,6 +150,12 @@ def interleaved(codes_OW: Tensor) -> Tensor:
 
 
 @cache
+def multiprocessors_of(device: torch.device) -> int:
+    """How many there are; for the interpreter, as many as an H100 or H200 has."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
+@cache
 def shared_memory(device: torch.device) -> int:
     """Bytes of shared memory that one program can have."""
     if device.type != "cuda":  # the interpreter asks for none
@@ -176,7 +184,10 @@ class GemmWeight:
     @cached_property
     def config(self) -> GemmConfig:
         """How its GEMM is tiled and split."""
-        return gemm_config(self.num_outs, self.num_ins, bits=self.layout.bits)
+        multiprocessors = multiprocessors_of(self.codes.device)
+        return gemm_config(
+            self.num_outs, self.num_ins, bits=self.layout.bits, multiprocessors=multiprocessors
+        )
 
     @property
     def steps_per_tile(self) -> int:

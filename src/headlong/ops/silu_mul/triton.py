@@ -27,11 +27,12 @@ def activated(gate, up, ACTIVATION: tl.constexpr):
     is none stays so, which minimum and maximum do not promise."""
     if ACTIVATION is None:
         return silu_gated(gate, up)
-    LIMIT: tl.constexpr = ACTIVATION.limit
-    gate = tl.where(gate > LIMIT, LIMIT, gate)
-    up = tl.where(up > LIMIT, LIMIT, up)
-    up = tl.where(up < -LIMIT, -LIMIT, up)
-    return gate / (1.0 + tl.exp(-ACTIVATION.alpha * gate)) * (up + ACTIVATION.plus)
+    else:  # what stands behind a return is compiled too
+        LIMIT: tl.constexpr = ACTIVATION.limit
+        gate = tl.where(gate > LIMIT, LIMIT, gate)
+        up = tl.where(up > LIMIT, LIMIT, up)
+        up = tl.where(up < -LIMIT, -LIMIT, up)
+        return gate / (1.0 + tl.exp(-ACTIVATION.alpha * gate)) * (up + ACTIVATION.plus)
 
 
 def constant_of(activation: Activation) -> Activation | None:

@@ -1,0 +1,132 @@
+"""Compiles the kernels that a step launches, for GPUs that need not be there, and prints the shared memory of each.
+
+    TRITON_INTERPRET=0 python tests/support/compile_launches.py CAPABILITY
+
+Layers of real sizes are run on the CPU with launches that are written down and not made. Prints the bytes of
+each, by operation and kernel.
+"""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS), str(TESTS / "ops"), str(TESTS / "support")]
+
+from headlong.ops import triton_launch  # noqa: E402
+
+CAPABILITY = int(sys.argv[1])
+triton_launch.CONVERTS_E4M3 = tl.constexpr(CAPABILITY >= 89)  # before anybody asks for it
+
+import test_latent_attention as latents  # noqa: E402
+import test_triton_attention as attention  # noqa: E402
+import test_triton_delta_net as delta_net  # noqa: E402
+import test_triton_moe as moe  # noqa: E402
+
+from support.ragged import Share, plan_rows  # noqa: E402
+
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")
+POINTERS = {
+    torch.float64: "*fp64", torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16",
+    torch.float8_e4m3fn: "*fp8e4nv", torch.int64: "*i64", torch.int32: "*i32", torch.int16: "*i16",
+    torch.uint8: "*u8", torch.bool: "*i1",
+}  # fmt: skip
+Launch = tuple[JITFunction, dict[str, Any]]
+launches: dict[tuple[str, str], Launch] = {}
+"""By operation and what the kernel is compiled for."""
+
+
+@contextlib.contextmanager
+def recorded(operation: str) -> Iterator[None]:
+    def run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **given: Any) -> None:  # noqa: ARG001
+        passed = dict(zip(kernel.arg_names, args, strict=False)) | given
+        constants = {name: value for name, value in passed.items() if not isinstance(value, torch.Tensor)}
+        launches[f"{operation}:{kernel.__name__}", str(constants)] = kernel, passed
+
+    honest, JITFunction.run = JITFunction.run, run
+    try:
+        yield
+    finally:
+        JITFunction.run = honest
+
+
+def type_of(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return POINTERS[value.dtype]
+    return {bool: "i1", int: "i32", float: "fp32"}[type(value)]
+
+
+def shared_memory(kernel: JITFunction, passed: dict[str, Any]) -> int:
+    options = {name: passed[name] for name in OPTIONS if passed.get(name) is not None}
+    given = {name: passed[name] for name in kernel.arg_names}
+    constants = {p.name: given[p.name] for p in kernel.params if p.is_constexpr or given[p.name] is None}
+    types = {n: "constexpr" if n in constants else type_of(value) for n, value in given.items()}
+    even = {
+        (i,): [["tt.divisibility", 16]]
+        for i, (name, value) in enumerate(given.items())
+        if types[name][0] == "*" or (types[name] == "i32" and value % 16 == 0)
+    }
+    source = ASTSource(kernel, types, constants, even)
+    return triton.compile(source, target=GPUTarget("cuda", CAPABILITY, 32), options=options).metadata.shared
+
+
+def record_attention() -> None:
+    for sizes in ((24, 4, 256), (32, 8, 128), (14, 2, 64)):
+        weights = attention.make(sizes)
+        cache, tokens = attention.Pages([300], weights, torch.bfloat16, 64), attention.draw([4], weights)[0]
+        with recorded(f"attention {sizes}"):
+            cache.call(
+                "__call__", attention.TritonGatedAttention(weights), tokens.bfloat16(), [Share(0, 200, 4)]
+            )
+
+
+def record_latents() -> None:
+    weights = latents.make((20, 512, 192, 64, 256))
+    net, sizes = latents.on_gpu(weights)[0], weights.sizes
+    cache = latents.Pages([300], sizes, torch.bfloat16, latents.CPU, 64)
+    with recorded("latent attention"):
+        cache.call(net, latents.draw([4], sizes)[0].bfloat16(), [Share(0, 200, 4)])
+
+
+def record_delta_net() -> None:
+    key_heads, value_heads, dim = 16, 48, 128
+    weights = delta_net.on_device((key_heads, value_heads, dim, dim))
+    net, width = delta_net.TritonDeltaNet(weights), 2 * (key_heads + value_heads) * dim + 2 * value_heads
+    state, windows = delta_net.fresh_state(weights, 2)
+    for count in (1, 4, 200):
+        plan = delta_net.plan(net, plan_rows([Share(0, 0, count)]))
+        with recorded(f"delta rule, {count}"):
+            net(torch.zeros(count, width), state, windows, plan)
+
+
+def record_experts() -> None:
+    sizes = moe.Sizes(experts=8, active=2, hidden=2048, inner=512, shared=512)
+    for kind in ("bfloat16", "fp8_block", "int4_g32", "nvfp4_modelopt"):
+        weights = moe.weights_of(kind, sizes)
+        with recorded(f"experts, {kind}"):
+            layer = moe.Layer(weights, torch.bfloat16)
+            for count in (1, 64):
+                layer(torch.zeros(count, sizes.hidden), moe.logits_of(count, sizes))
+
+
+def main() -> None:
+    for record in (record_attention, record_latents, record_delta_net, record_experts):
+        record()
+    found: dict[str, int] = {}
+    for (name, _), launch in launches.items():
+        found[name] = max(found.get(name, 0), shared_memory(*launch))
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
