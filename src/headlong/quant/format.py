@@ -8,13 +8,10 @@ nothing of who multiplies.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from headlong.quant.gathered import Gathered
 
 Shape = tuple[int, ...]
 
@@ -114,6 +111,16 @@ class PackedWeight(ABC):
     @property
     def device(self) -> torch.device:
         return self.tensors[0].device
+
+
+class Gathered(NamedTuple):
+    """A weight over gathered inputs: its input k is number `columns_K[k]` of the ordinary ones, 0 where that is
+    negative, times `factors_K[k]` where there are factors."""
+
+    weight: PackedWeight
+    columns_K: Tensor
+    """Every column once, int32."""
+    factors_K: Tensor | None = None
 
 
 class Format(ABC):

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from headlong.errors import CheckpointError
-from headlong.quant.format import FloatCoding, Format, Grouped, Part, Shape
-from headlong.quant.gathered import Gathered, regrouped
+from headlong.quant.format import FloatCoding, Format, Gathered, Grouped, Part, Shape
+from headlong.quant.gathered import regrouped
 from headlong.quant.parts import (
     ACTIVATION_PARTS,
     SCALAR_SHAPES,

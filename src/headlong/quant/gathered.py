@@ -5,24 +5,13 @@ even groups multiplies weights in act-order, and those whose last group is short
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from headlong.quant.format import FloatCoding, Format, Grouped, Grouping, PackedWeight
+from headlong.quant.format import FloatCoding, Format, Gathered, Grouped, Grouping, PackedWeight
 
 NO_COLUMN = -1
-
-
-class Gathered(NamedTuple):
-    """A weight over gathered inputs: its input k is number `columns_K[k]` of the ordinary ones, 0 where that is
-    negative, times `factors_K[k]` where there are factors."""
-
-    weight: PackedWeight
-    columns_K: Tensor
-    """Every column once, int32."""
-    factors_K: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

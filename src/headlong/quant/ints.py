@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from headlong.errors import CheckpointError
-from headlong.quant.format import Grouped, Grouping
-from headlong.quant.gathered import Gathered, regrouped
+from headlong.quant.format import Gathered, Grouped, Grouping
+from headlong.quant.gathered import regrouped
 from headlong.quant.parts import Rows, RowWeight, by_group, check_in_range
 
 WORD_BITS = 32

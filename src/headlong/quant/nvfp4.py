@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from headlong.errors import CheckpointError
-from headlong.quant.format import FloatCoding, Format, Grouped, Part, Shape
+from headlong.quant.format import FloatCoding, Format, Gathered, Grouped, Part, Shape
 from headlong.quant.fp8 import decode_fp8
-from headlong.quant.gathered import Gathered, regrouped
+from headlong.quant.gathered import regrouped
 from headlong.quant.ints import lookup_nibbles, split_nibbles
 from headlong.quant.parts import (
     ACTIVATION_PARTS,

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from headlong.errors import CheckpointError
-from headlong.quant.format import Format, PackedWeight, Part, Shape
-from headlong.quant.gathered import Gathered
+from headlong.quant.format import Format, Gathered, PackedWeight, Part, Shape
 from headlong.quant.parts import SCALE_BITS, check_finite, expect
 
 SCALES = "pre_quant_scale"
