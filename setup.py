@@ -6,12 +6,14 @@ REPOSITORY_URL (the release workflow sets it) is where relative links of the REA
 
 import os
 import re
+import runpy
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
+OPS = Path(__file__).parent / "src/headlong/ops"
 REPOSITORY = os.environ.get("REPOSITORY_URL", "").rstrip("/")
 
 
@@ -20,6 +22,12 @@ class PlainName(build_ext):
 
     def get_ext_filename(self, fullname: str) -> str:
         return f"{Path(*fullname.split('.'))}.so"
+
+    def build_extension(self, ext: Extension) -> None:
+        """Tells the library which sources it was built from, so that another one is not taken for it."""
+        digest_of = runpy.run_path(str(OPS / "native_sources.py"))["digest_of"]
+        ext.define_macros.append(("HEADLONG_SOURCES", f'"{digest_of(OPS / "csrc")}"'))
+        super().build_extension(ext)
 
     def get_export_symbols(self, ext: object) -> list[str]:
         """A module of Python's would export `PyInit_...`; this library has no such function."""

@@ -1,9 +1,10 @@
-"""How several servers share this machine's cores where torch multiplies: tokens per second of each, alone and together.
+"""How several servers share this machine's cores: tokens per second of each, alone and together.
 
-    python benchmarks/shared_cores.py [--servers 3] [--seconds 5] [--turns 2]
+    python benchmarks/shared_cores.py [--servers 3] [--seconds 5] [--turns 2] [--formats fp8_e5m2,gptq_actorder]
 
-Runs `headlong serve` with the embedded model and without native kernels, in turns with threads that wait asleep, as the
-server has it, and with threads that spin, as OpenMP has it. Prints one JSON line.
+Runs `headlong serve` with the embedded model, in turns with threads that wait asleep, as the server has it, and with
+threads that spin, as OpenMP has it: without native kernels, where torch multiplies, or with them and its projections
+packed in each of the formats, as tests/support/packing.py names them. Prints one JSON line.
 """
 
 import argparse
@@ -13,26 +14,58 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+
+from headlong.checkpoint.source import EMBEDDED
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from support.packing import hint_of, pack
 
 BODY = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 12, "ignore_eos": True}
 POLICIES = {"asleep": {}, "spinning": {"OMP_WAIT_POLICY": "ACTIVE"}}
 
 
+def packed(folder: Path, how: str) -> Path:
+    """Writes the embedded model with its projections packed."""
+    source, to = EMBEDDED, folder / how
+    to.mkdir()
+    tensors = {}
+    for file in sorted(source.glob("*.safetensors")):
+        for name, tensor in load_file(file).items():
+            is_packed = name.endswith(("_proj.weight", "_proj_qkv.weight", "_proj_z.weight"))
+            parts = pack(tensor, how) if is_packed else {"weight": tensor}
+            stem = name.removesuffix("weight")
+            tensors |= {stem + part if is_packed else name: each.contiguous() for part, each in parts.items()}
+    save_file(tensors, to / "model.safetensors")
+    for file in source.iterdir():
+        if file.suffix != ".safetensors" and not file.name.endswith(".index.json"):
+            (to / file.name).write_bytes(file.read_bytes())
+    if hint := hint_of(how):
+        config = json.loads((to / "config.json").read_text())
+        config["quantization_config"] = {"quant_method": "gptq", **hint}
+        (to / "config.json").write_text(json.dumps(config))
+    return to
+
+
 @contextlib.contextmanager
-def server(**environment: str) -> Iterator[str]:
-    """The address of a server that lives until the block ends."""
+def server(model: Path | None, **environment: str) -> Iterator[str]:
+    """The address of a server that lives until the block ends; without a model, one without native kernels."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "HEADLONG_"))
     }
+    given, native = ([], "0") if model is None else ([str(model)], "1")
     process = subprocess.Popen(
-        [sys.executable, "-m", "headlong.cli.main", "serve", "--port", "0", "--log-level", "error"],
+        [sys.executable, "-m", "headlong.cli.main", "serve", *given, "--port", "0", "--log-level", "error"],
         stdout=subprocess.PIPE,
         text=True,
-        env=inherited | {"HEADLONG_NATIVE": "0"} | environment,
+        env=inherited | {"HEADLONG_NATIVE": native} | environment,
     )
     try:
         assert process.stdout is not None
@@ -59,10 +92,10 @@ def speed(url: str, seconds: float) -> float:
     return tokens / (time.monotonic() - started)
 
 
-def together(count: int, seconds: float, policy: str) -> list[float]:
+def together(count: int, seconds: float, policy: str, model: Path | None = None) -> list[float]:
     """The speeds of so many servers, each asked by one client at the same time."""
     with contextlib.ExitStack() as stack:
-        urls = [stack.enter_context(server(**POLICIES[policy])) for _ in range(count)]
+        urls = [stack.enter_context(server(model, **POLICIES[policy])) for _ in range(count)]
         for url in urls:
             speed(url, 1.0)
         found = [0.0] * count
@@ -83,18 +116,25 @@ def main() -> None:
     parser.add_argument("--servers", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--formats", type=lambda names: names.split(","), default=[])
     args = parser.parse_args()
-    results = [
-        {
-            "turn": turn,
-            "servers": count,
-            "policy": policy,
-            "tokens_per_second": together(count, args.seconds, policy),
-        }
-        for turn in range(args.turns)
-        for count in (1, args.servers)
-        for policy in POLICIES
-    ]
+    with tempfile.TemporaryDirectory() as folder:
+        models = {how: packed(Path(folder), how) for how in args.formats} or {"without native kernels": None}
+        results = [
+            {
+                "turn": turn,
+                "model": name,
+                "servers": count,
+                "policy": policy,
+                "tokens_per_second": [
+                    round(each, 1) for each in together(count, args.seconds, policy, model)
+                ],
+            }
+            for turn in range(args.turns)
+            for name, model in models.items()
+            for count in (1, args.servers)
+            for policy in POLICIES
+        ]
     print(json.dumps({"cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0], "results": results}))
 
 

@@ -29,9 +29,19 @@ class Constraint(Protocol):
         """Whether masks take so long that others should not wait for them."""
         ...
 
+    @property
+    def grace(self) -> float:
+        """The seconds for which others may wait for what is under way."""
+        ...
+
     def ready(self, seconds: float = 0.0) -> bool:
-        """Whether the mask after what was emitted is there, or is made in a moment. Where masks are slow it is made
-        meanwhile; nothing else may be asked until it is there. Waits for it for so long."""
+        """Whether the mask after what was emitted is there, or is made in a moment. Else it is made meanwhile; nothing
+        else may be asked until it is there. Waits for it for so long."""
+        ...
+
+    def foresee(self, drafts: Sequence[int]) -> int:
+        """Makes the masks after these drafts, as far as that takes no longer than others may wait. Returns how many of
+        the drafts have one, and all before them; only so many may be verified."""
         ...
 
     def advance(self, tokens: Sequence[int]) -> int:
@@ -39,11 +49,13 @@ class Constraint(Protocol):
         set."""
         ...
 
-    def masks(self, drafts: Sequence[int], first: int, count: int) -> list[bytes | None]:
+    def masks(
+        self, drafts: Sequence[int], first: int, count: int, *, patient: bool = True
+    ) -> list[bytes | None]:
         """Returns which tokens may stand after what was emitted and the first `first` of the drafts, then after the
         first `first + 1`, and so on: one bit per token, the lowest bit first, or None where every token may. After a
-        draft that is not allowed it is None, since that draft will not be accepted. Changes nothing that can be
-        seen."""
+        draft that is not allowed it is None, since that draft will not be accepted; and so it is for what would
+        take longer than others may wait, unless one is `patient`. Changes nothing that can be seen."""
         ...
 
 

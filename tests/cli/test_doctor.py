@@ -45,6 +45,7 @@ def test_json(headlong: Headlong) -> None:
 
 def test_what_is_missing_is_advised(headlong: Headlong, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setattr(native, "staleness", lambda: None)
     monkeypatch.setattr("shutil.which", lambda name: None)  # noqa: ARG005
     monkeypatch.delenv("HEADLONG_NATIVE", raising=False)
     page = headlong("doctor").out

@@ -9,10 +9,12 @@ from headlong.config import EngineConfig
 from headlong.engine.service import Service
 from headlong.params import Grammar, SamplingParams
 from headlong.text import constraint as constraint_module
+from headlong.text import grammar_row
 from headlong.text.constraint import Matcher
 from headlong.types import Request
 
 HELD = Grammar("lark", "start: word+\nword: /[a-z]+/ | /[a-m]+/ | word word")
+LONG = Grammar("regex", "( [a-z]{2,7}){30}")
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +71,54 @@ def test_others_do_not_wait(service, monkeypatch):
     assert order[:last].count("held.0") < order[:last].count("free.0") / 2
 
 
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_others_do_not_wait_for_the_first_slow_mask(service, monkeypatch, drafts):
+    """A row whose masks are quick but for a few, which nothing announces, be it after what was emitted or after a
+    draft: no step takes long, and no token changes."""
+    free = requests(service, "free", draft_tokens=0)
+    wanted = [*requests(service, "held", grammar=LONG, draft_tokens=drafts), *free]
+    expected, _ = outputs(service, wanted)
+    usual, asked = Matcher.mask, []
+
+    def slow(self):
+        asked.append(self)
+        if len(asked) in (2, 5, 9, 10, 16):
+            time.sleep(0.3)
+        return usual(self)
+
+    monkeypatch.setattr(Matcher, "mask", slow)
+    step = service.engine.step
+    steps = []
+
+    def timed():
+        started = time.perf_counter()
+        result = step()
+        steps.append((time.perf_counter() - started, {row.request.id for row in result.rows}))
+        return result
+
+    monkeypatch.setattr(service.engine, "step", timed)
+    found, _ = outputs(service, wanted)
+    seconds = [spent for spent, names in steps if "free.0" in names]
+    assert found == expected and len(asked) >= 10
+    assert max(seconds) < 0.2, f"steps took {sorted(seconds)[-3:]}"
+
+
+def test_a_row_has_a_bound_on_its_masks_in_all(service, monkeypatch):
+    monkeypatch.setattr(constraint_module, "MAX_MASK_SECONDS", -1.0)
+    monkeypatch.setattr(grammar_row, "MAX_ROW_SECONDS", 0.0005)
+    wanted = [*requests(service, "held", grammar=LONG), *requests(service, "free")]
+    ends = {}
+    for request in wanted:
+        service.engine.add(request)
+    while service.engine.has_work:
+        for row in service.engine.step().rows:
+            ends[row.request.id] = row
+    service.engine.check_integrity()
+    assert ends["free.0"].finish_reason == "length"
+    assert ends["held.0"].finish_reason == "error"
+    assert "took more than 0.0005 seconds" in str(ends["held.0"].stop_reason)
+
+
 def test_a_row_that_leaves_while_its_mask_is_made(service, monkeypatch):
     usual = Matcher.mask
     monkeypatch.setattr(Matcher, "mask", lambda self: (time.sleep(0.05), usual(self))[1])
@@ -87,7 +137,7 @@ def test_masks_that_take_long_are_noticed(service):
     ambiguous = Grammar("lark", 'start: s\ns: "a" | "b" | s s | s s s')
     assert service.grammars is not None
     constraint = service.grammars.compile(ambiguous)()
-    assert not constraint.slow and constraint.ready()
+    assert not constraint.slow
     token = service.text.encode("a", False)[-1]
     worst, many = 0.0, 0
     while many < 5:

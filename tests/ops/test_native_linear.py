@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
@@ -17,11 +18,13 @@ from headlong.ops import native
 from headlong.ops.linear import native_source as kinds
 from headlong.ops.linear.native import NativeLinear, Panels
 from headlong.ops.linear.native_source import Source
+from headlong.ops.native_backend import NativeBackend
 from headlong.quant import rtn
 from headlong.quant.compressed import CompressedInts
 from headlong.quant.detect import detect
 from headlong.quant.format import Weight
 from headlong.quant.gguf import BLOCK_SIZES, GgufBlocks
+from headlong.quant.gptq import GptqWeight
 from support import packing
 from support.gguf_models import SCALES
 
@@ -79,13 +82,54 @@ def eight_bits(group: int, zero_points: bool, outs: int, size: int) -> Weight:
     return CompressedInts(8, group, "group", packed=False, zero_point=zeros).pack(parts, (outs, size))
 
 
-def e4m3(outs: int, size: int) -> Weight:
-    """Any byte but NaN is a code, subnormal floats among them."""
-    generator = torch.Generator().manual_seed(outs)
-    codes = torch.randint(0, 254, (outs, size), generator=generator, dtype=torch.uint8)
-    codes += codes >= 0x7F
-    parts = {"weight": codes.view(torch.float8_e4m3fn), "weight_scale": draw(outs, 1, seed=1)}
+def eight_bit_floats(dtype: torch.dtype, outs: int, size: int) -> Weight:
+    """Any byte that is finite is a code, subnormal floats among them."""
+    every = torch.arange(256, dtype=torch.uint8)
+    finite = every[every.view(dtype).float().isfinite()]
+    codes = finite[torch.randint(len(finite), (outs, size), generator=torch.Generator().manual_seed(outs))]
+    scale = draw(outs, 1, seed=1) * (torch.finfo(torch.float8_e4m3fn).max / torch.finfo(dtype).max)
+    parts = {"weight": codes.view(dtype), "weight_scale": scale}
     return detect(packing.header(parts), (outs, size), {}).pack(parts, (outs, size))
+
+
+e4m3, e5m2 = partial(eight_bit_floats, torch.float8_e4m3fn), partial(eight_bit_floats, torch.float8_e5m2)
+
+
+def inputs_scaled(how: str, outs: int, size: int) -> Weight:
+    parts = packing.pack(draw(outs, size, seed=outs), how)
+    parts["pre_quant_scale"] = draw(size, seed=3).exp()
+    return detect(packing.header(parts), (outs, size), {}).pack(parts, (outs, size))
+
+
+def nvfp4_cut_short(outs: int, size: int) -> Weight:
+    """The last group has lost columns."""
+    missing = -size % 16
+    parts = packing.pack(draw(outs, size + missing, seed=outs), "nvfp4_modelopt")
+    parts["weight"] = parts["weight"][:, : size // 2].contiguous()
+    return detect(packing.header(parts), (outs, size), {}).pack(parts, (outs, size))
+
+
+def gptq_cut_short(outs: int, size: int) -> Weight:
+    """The last of several groups has 8 columns."""
+    codes, scale, zero = packing.rounded_ints(
+        draw(outs, size, seed=outs), 4, torch.arange(size) // 32, True, torch.float16, first_zero=1
+    )
+    parts = {
+        "qweight": packing.words_of(codes.numpy(), 4).t().contiguous(),
+        "qzeros": packing.words_of(zero.t().numpy(), 4),
+        "scales": scale.t().contiguous(),
+    }
+    hint = {"checkpoint_format": "gptq_v2", "group_size": 32}
+    return detect(packing.header(parts), (outs, size), hint).pack(parts, (outs, size))
+
+
+def every_order(outs: int, size: int) -> Weight:
+    """Groups of very different sizes, one of them empty."""
+    weight = stored("gptq_actorder", outs, size)
+    assert isinstance(weight, GptqWeight)
+    groups = len(weight.scales_GO)
+    drawn = torch.rand(size, generator=torch.Generator().manual_seed(size)) ** 3 * groups
+    return replace(weight, g_idx=drawn.int().clamp(max=max(groups - 2, 0)))
 
 
 Make = Callable[[int, int], Weight]
@@ -122,12 +166,36 @@ KINDS: dict[str, tuple[Make, tuple[int, ...], int]] = {
     "fp8 block": (partial(stored, "fp8_block"), EVEN, kinds.E4M3),
     "fp8 channel": (partial(stored, "fp8_channel"), EVEN, kinds.E4M3),
     "fp8 codes": (e4m3, EVEN, kinds.E4M3),
+    "fp8 e5m2": (e5m2, (2, 520), kinds.E5M2),
+    "bfloat16 of odd length": (partial(floats, torch.bfloat16), (31, 513), kinds.F32),
+    "int8 channel of odd length": (partial(rounded, "int8"), (31, 513), kinds.I8),
+    "fp8 of odd length": (e4m3, (31, 513), kinds.E4M3),
+    "gptq act-order": (partial(stored, "gptq_actorder"), (96, 544), kinds.U4_OFFSET),
+    "gptq in any order": (every_order, (96, 544), kinds.U4_OFFSET),
+    "gptq cut short": (gptq_cut_short, (40, 520), kinds.U4_OFFSET),
+    "int4 act-order": (partial(stored, "int4_actorder"), (96, 544), kinds.U4),
+    "int4 inputs scaled": (partial(inputs_scaled, "int4_g32"), (96, 544), kinds.U4),
+    "int4 act-order inputs scaled": (partial(inputs_scaled, "int4_actorder"), (96, 544), kinds.U4),
+    "nf4 over ends of rows": (partial(stored, "nf4"), (96, 544), kinds.U4_TABLE),
+    "nvfp4 cut short": (nvfp4_cut_short, (38, 518), kinds.U4_TABLE),
     "nvfp4": (partial(stored, "nvfp4_modelopt"), BLOCK, kinds.U4_TABLE),
     "nvfp4 divided": (partial(stored, "nvfp4_compressed"), BLOCK, kinds.U4_TABLE),
     "mlx 4 bit": (partial(stored, "mlx4"), BLOCK, kinds.U4_OFFSET),
     "mlx 8 bit": (partial(stored, "mlx8"), BLOCK, kinds.I8_OFFSET),
 }
 """How a weight is made, of which sizes, and as what the kernel knows it."""
+ALIKE = (
+    "bfloat16 of",
+    "int8 channel of",
+    "fp8 of",
+    "gptq in",
+    "gptq cut",
+    "int4 act",
+    "int4 inputs",
+    "nf4 over",
+    "nvfp4 cut",
+)
+"""Kinds that differ from others in the order of their columns or in their sizes alone."""
 CASES = [
     pytest.param(kind, (outs, size), id=f"{kind}-{outs}x{size}")
     for kind, (_, sizes, _) in KINDS.items()
@@ -137,8 +205,13 @@ CASES = [
 
 
 @cache
+def weight_of(kind: str, shape: tuple[int, int]) -> Weight:
+    return KINDS[kind][0](*shape)
+
+
+@cache
 def source(kind: str, shape: tuple[int, int]) -> Source:
-    found = Source.of(KINDS[kind][0](*shape), rounding=kind.endswith("rounded"))
+    found = Source.of(weight_of(kind, shape), rounding=kind.endswith("rounded"))
     assert found is not None and found.layout.type == KINDS[kind][2], f"{kind} is laid out as {found}"
     return found
 
@@ -171,7 +244,7 @@ def distance(found: Tensor, x: Tensor, weight: Tensor) -> float:
 @pytest.mark.parametrize(("kind", "shape"), CASES)
 def test_the_product(kind, shape):
     x = draw(max(ROWS), shape[1], seed=7)
-    weight = dense(source(kind, shape).weight)
+    weight = dense(weight_of(kind, shape))
     found = linear(kind, shape)(x)
     assert found.shape == (len(x), shape[0]) and found.dtype == torch.float32
     error = distance(found, x, weight)
@@ -201,7 +274,7 @@ LONGEST = torch.tensor([0x7EFEFD, 0x7EFEFE, 0x7EFEFF, 0x7EFF00, 0x7F7F7F, 0x7F80
 def test_activations_of_any_size(kind):
     """Alone in their row, and beside smaller ones, from nearly the smallest float to nearly the largest."""
     shape = (65, KINDS[kind][1][-1])
-    multiply, weight = linear(kind, shape), dense(source(kind, shape).weight)
+    multiply, weight = linear(kind, shape), dense(weight_of(kind, shape))
     for exponent in (27, 100, 127, 150, 240):
         size_N = (LONGEST | exponent << 23).to(torch.int32).view(torch.float32)
         size_N = torch.cat([size_N, -size_N])
@@ -231,6 +304,13 @@ STACKS = {
     "floats": [("float32", (65, 96)), ("bfloat16", (64, 96)), ("bfloat16 rounded", (64, 96))],
     "codes": [("Q8_0", (63, 96)), ("int4 group", (64, 96)), ("mlx 4 bit", (63, 96)), ("Q5_1", (63, 96))],
     "whole blocks": [("Q8_0", (150, 96)), ("Q4_0", (150, 96)), ("Q4_1", (150, 96)), ("Q4_1", (150, 96))],
+    "orders of columns": [
+        ("int4 act-order", (65, 96)),
+        ("int4 inputs scaled", (63, 96)),
+        ("int4 group", (65, 96)),
+        ("nf4 over ends of rows", (63, 96)),
+        ("int4 act-order", (64, 96)),
+    ],
     "large blocks": [("Q4_K", (65, 512)), ("Q6_K", (65, 512)), ("Q4_K", (65, 512))],
 }
 
@@ -334,17 +414,19 @@ def test_a_child_process_has_threads_of_its_own(threads):
     assert torch.equal(multiply(x), expected)
 
 
+@pytest.mark.parametrize("how", packing.FORMATS)
+def test_every_format_is_native(how):
+    """And is said to be: what torch multiplies spins on cores that others use."""
+    weight = stored(how, 64, 128)
+    backend = NativeBackend(torch.float32, torch.device("cpu"))
+    assert isinstance(backend.linear(weight), NativeLinear)
+    assert backend.explain_linear(torch.float32, weight.format)[0] == "native"
+
+
 def test_what_it_does_not_know_is_left_to_others():
     not_a_number = e4m3(8, 64)
     not_a_number.tensors[0].view(torch.uint8)[3, 5] = 0xFF
-    parts = {"weight": draw(8, 64).to(torch.float8_e5m2), "weight_scale": torch.ones(8, 1)}
-    e5m2 = detect(packing.header(parts), (8, 64), {}).pack(parts, (8, 64))
-    for weight in (
-        draw(8, 31).bfloat16(),  # taken two at a time
-        draw(8, 32).double(),
-        stored("int4_actorder", 8, 64),  # groups that are no runs of columns
-        e5m2,
-        not_a_number,
-        rounded("int8", 8, 31),
-    ):
+    infinite = e5m2(8, 64)
+    infinite.tensors[0].view(torch.uint8)[3, 5] = 0x7C
+    for weight in (draw(8, 32).double(), not_a_number, infinite):
         assert Source.of(weight) is None

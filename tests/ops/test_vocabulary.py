@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_native_linear import CASES, KINDS, dense, draw, linear, source
+from test_native_linear import CASES, KINDS, dense, draw, linear, source, weight_of
 
 from headlong.ops import native
 from headlong.ops.argmax import native as native_argmax
@@ -30,7 +30,7 @@ def threads(request):
 
 @pytest.mark.parametrize(("kind", "shape"), CASES)
 def test_rows_are_those_of_the_weight(kind, shape):
-    expected = dense(source(kind, shape).weight)
+    expected = dense(weight_of(kind, shape))
     tokens = torch.randint(shape[0], (29,), generator=torch.Generator().manual_seed(1))
     tokens[:2] = torch.tensor([shape[0] - 1, 0])
     found = NativeEmbedding(linear(kind, shape))(tokens)

@@ -75,10 +75,9 @@ def fitting_group(columns: int, wanted: int) -> int:
 
 def words_of(codes: np.ndarray, bits: int) -> Tensor:
     """Each row as one little-endian stream of bits, cut into int32 words."""
-    num_words = -(-codes.shape[1] * bits // 32)
-    streams = [sum(int(code) << (at * bits) for at, code in enumerate(row)) for row in codes]
-    data = b"".join(stream.to_bytes(num_words * 4, "little") for stream in streams)
-    return torch.from_numpy(np.frombuffer(data, "<i4").copy()).view(len(codes), num_words)
+    stream = (codes[:, :, None] >> np.arange(bits) & 1).astype(np.uint8).reshape(len(codes), -1)
+    stream = np.pad(stream, ((0, 0), (0, -stream.shape[1] % 32)))
+    return torch.from_numpy(np.packbits(stream, axis=1, bitorder="little").view("<i4").copy())
 
 
 def fields_of(words: Tensor, bits: int, count: int) -> np.ndarray:
@@ -147,6 +146,11 @@ def _e4m3(scaled: Tensor) -> Tensor:
 def _fp8_channel(weight: Tensor) -> Parts:
     scale = _step(weight.abs().amax(1, keepdim=True), 448, torch.float32)
     return {"weight": _e4m3(weight / scale), "weight_scale": scale}
+
+
+def _fp8_e5m2(weight: Tensor) -> Parts:
+    scale = _step(weight.abs().amax(1, keepdim=True), 57344, torch.float32)
+    return {"weight": (weight / scale).clamp(-57344, 57344).to(torch.float8_e5m2), "weight_scale": scale}
 
 
 def _fp8_tensor(weight: Tensor) -> Parts:
@@ -554,6 +558,7 @@ MX_NAMES = {
 FORMATS: dict[str, tuple[Callable[..., Parts], Callable[..., np.ndarray]]] = {
     "fp8_block": (_fp8_block, _read_fp8),
     "fp8_channel": (_fp8_channel, _read_fp8),
+    "fp8_e5m2": (_fp8_e5m2, _read_fp8),
     "fp8_tensor": (_fp8_tensor, _read_fp8),
     "fp8_static": (_static, _read_fp8),
     "nvfp4_modelopt": (partial(_nvfp4, "weight", "weight_scale_2"), _read_nvfp4),

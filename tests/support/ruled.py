@@ -15,10 +15,13 @@ class Ruled:
         self.output: list[int] = []
         self.failure: str | None = None
         self.asked = 0
-        self.slow = False
+        self.slow, self.grace = False, 0.0
 
     def ready(self, seconds: float = 0.0) -> bool:  # noqa: ARG002
         return True
+
+    def foresee(self, drafts: Sequence[int]) -> int:
+        return len(drafts)
 
     def advance(self, tokens: Sequence[int]) -> int:
         good = min(len(tokens), self.fails_at - len(self.output))
@@ -26,7 +29,14 @@ class Ruled:
         self.failure = None if good == len(tokens) else "out of steps"
         return good
 
-    def masks(self, drafts: Sequence[int], first: int, count: int) -> list[bytes | None]:
+    def masks(
+        self,
+        drafts: Sequence[int],
+        first: int,
+        count: int,
+        *,
+        patient: bool = True,  # noqa: ARG002
+    ) -> list[bytes | None]:
         self.asked += 1
         masks: list[bytes | None] = []
         for place in range(first, first + count):

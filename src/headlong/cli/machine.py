@@ -110,7 +110,8 @@ def _kernels() -> Finding:
     if not native_ops_wanted():
         return Finding("native kernels", "turned off", "unset HEADLONG_NATIVE to use them")
     if native.library() is None:
-        return Finding("native kernels", "not built", NO_LIBRARY)
+        stale = native.staleness()
+        return Finding("native kernels", "stale" if stale else "not built", stale or NO_LIBRARY)
     return Finding("native kernels", "serve on the CPU")
 
 

@@ -252,6 +252,8 @@ class Scheduler:
         waited for one of them."""
         slots = {row.id: self.state.rows[row.id].slot for row in self.running if row.decoding}
         resting = [row_id for row_id, slot in slots.items() if not self.table.is_ready(slot)]
+        # All have begun, and their graces end together.
+        resting = [row_id for row_id in resting if not self.table.is_ready(slots[row_id], in_grace=True)]
         if resting and len(resting) == len(self.running):
             resting = [row_id for row_id in resting if not self.table.is_ready(slots[row_id], MOMENT)]
         return frozenset(resting)

@@ -16,9 +16,15 @@ from torch import Tensor
 
 from headlong.env import native_library, native_ops_wanted
 from headlong.errors import ConfigError
+from headlong.ops.native_sources import digest_of
 
 log = logging.getLogger(__name__)
 NOT_BUILT = "are not built"
+STALE = (
+    "native CPU kernels: {} was built from other sources than this version's, so the reference ops serve, with the "
+    "same tokens, about fifty times slower; build it anew with `pip install -e .` in a checkout, or else with "
+    "`pip install --force-reinstall --no-deps --no-binary headlong headlong`"
+)
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES = {
     "headlong_rms_norm": (_POINTER, _POINTER, _FLOAT, _POINTER, _LONG, _LONG, _INT),
@@ -91,19 +97,39 @@ def library() -> ctypes.CDLL | None:
     if not native_ops_wanted():
         log.info("native CPU kernels: turned off by HEADLONG_NATIVE=0; the reference ops serve")
         return None
-    chosen = native_library()
-    built = [chosen] if chosen is not None else sorted(Path(__file__).parent.glob("_native*.so"))
-    if not built:
+    if (reason := staleness()) is not None:
+        log.info(reason)
+        return None
+    if (found := _opened()) is None:
         log.info("native CPU kernels: not built (no C compiler at install); the reference ops serve, slower")
         return None
-    try:
-        found = ctypes.CDLL(str(built[-1]))
-    except OSError as error:
-        raise ConfigError(f"native CPU kernels: {error}; HEADLONG_NATIVE=0 does without them") from None
     for name, arguments in _SIGNATURES.items():
         function = getattr(found, name)
         function.argtypes, function.restype = arguments, None
     return found
+
+
+def _opened() -> ctypes.CDLL | None:
+    chosen = native_library()
+    built = [chosen] if chosen is not None else sorted(Path(__file__).parent.glob("_native*.so"))
+    try:
+        return ctypes.CDLL(str(built[-1])) if built else None
+    except OSError as error:
+        raise ConfigError(f"native CPU kernels: {error}; HEADLONG_NATIVE=0 does without them") from None
+
+
+@cache
+def staleness() -> str | None:
+    """Why a library that there is cannot be taken, and what to do; None where there is none or it is of this version.
+    It has to have every function that is called and to be built from the sources here, as far as it tells: what
+    functions take may have changed where names have not."""
+    if (found := _opened()) is None:
+        return None
+    if all(hasattr(found, name) for name in (*_SIGNATURES, "headlong_sources")):
+        found.headlong_sources.restype = ctypes.c_char_p
+        if found.headlong_sources().decode() in ("", digest_of(Path(__file__).parent / "csrc")):
+            return None
+    return STALE.format(found._name)
 
 
 def refusal(dtype: torch.dtype, device: torch.device) -> str | None:

@@ -33,6 +33,7 @@ from headlong.ops.reference_backend import ReferenceBackend
 from headlong.ops.silu_mul import native as silu_mul
 from headlong.ops.silu_mul.activation import Activation
 from headlong.quant.format import Format, Weight
+from headlong.quant.scaled_inputs import ScaledInputs
 from headlong.types import Rows
 
 
@@ -102,6 +103,8 @@ class NativeBackend(ReferenceBackend):
         return made
 
     def explain_linear(self, dtype: torch.dtype, packed: Format | None) -> tuple[str, str]:
+        if isinstance(packed, ScaledInputs):
+            packed = packed.inner
         if packed is None or packed.whole_numbers or packed.has_float_coding:
             return NativeLinear.name, "as narrow as it is stored" if packed is not None else ""
         return super().explain_linear(dtype, packed)

@@ -43,7 +43,7 @@ def shortfall(ops: Backend) -> str | None:
         return None
     if native.refusal(ops.dtype, ops.device) != native.NOT_BUILT:
         return None
-    return NO_LIBRARY
+    return native.staleness() or NO_LIBRARY
 
 
 def default_dtype(device: torch.device, stored: torch.dtype | None) -> torch.dtype:

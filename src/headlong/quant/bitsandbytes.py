@@ -7,7 +7,7 @@ bytes of a second table, by blocks of their own, plus an offset. Knows nothing o
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil, prod
+from math import ceil, gcd, prod
 from typing import Any, ClassVar
 
 import torch
@@ -171,19 +171,17 @@ class Bnb4Weight(RowWeight):
         packed_RB = self.codes_OB[rows]
         # The tables of `lookup_nibbles` take the low half first.
         values_RD = lookup_nibbles((packed_RB >> 4) | (packed_RB << 4), self.table)
-        if self.in_features % self.block == 0:
-            for values, factors in by_group(values_RD, self.magnitudes(rows), self.block):
-                values.mul_(factors)
-            return values_RD
-        first_R1 = row_numbers(rows, self.device)[:, None] * self.in_features
-        for column in range(0, self.in_features, self.block):
-            places = torch.arange(column, min(column + self.block, self.in_features), device=self.device)
-            groups_RC = (first_R1 + places) // self.block
-            values_RD[:, places[0] : places[-1] + 1] *= self._absmax(groups_RC)
+        for values, factors in by_group(values_RD, self.magnitudes(rows), self._group):
+            values.mul_(factors)
         return values_RD
 
     def float_coding(self) -> FloatCoding | None:
-        return FloatCoding(self.block, self.table) if self.in_features % self.block == 0 else None
+        return FloatCoding(self._group, self.table)
+
+    @property
+    def _group(self) -> int:
+        """The number of columns that share a largest magnitude in every row: blocks may go over the ends of rows."""
+        return gcd(self.block, self.in_features)
 
     def grouped(self, first: int, last: int) -> Grouped:
         rows = slice(first, last)
@@ -192,10 +190,10 @@ class Bnb4Weight(RowWeight):
         return Grouped(codes, self.magnitudes(rows), None)
 
     def magnitudes(self, rows: Rows) -> Tensor:
-        """The largest magnitudes [R, groups] of rows that hold whole blocks."""
-        groups = torch.arange(self.in_features // self.block, device=self.device)
-        first_R1 = row_numbers(rows, self.device)[:, None] * len(groups)
-        return self._absmax(first_R1 + groups)
+        """The largest magnitudes [R, groups] of the groups of these rows."""
+        columns = torch.arange(0, self.in_features, self._group, device=self.device)
+        first_R1 = row_numbers(rows, self.device)[:, None] * self.in_features
+        return self._absmax((first_R1 + columns) // self.block)
 
     def _absmax(self, groups: Tensor) -> Tensor:
         stored = self.absmax_G[groups]

@@ -44,7 +44,9 @@ class FloatCoding(NamedTuple):
 
     group: int
     values: tuple[float, ...] | None
-    """What the 16 codes of four bits stand for; None where codes are bytes of e4m3, none of them NaN."""
+    """What the 16 codes of four bits stand for; None where codes are finite floats of eight bits."""
+    dtype: torch.dtype = torch.float8_e4m3fn
+    """Which floats of eight bits codes are."""
 
 
 class Grouped(NamedTuple):
@@ -90,8 +92,13 @@ class PackedWeight(ABC):
 
     def grouped(self, first: int, last: int) -> Grouped:  # noqa: ARG002
         """The codes, scales and offsets of the rows [first, last). Called only where there is a grouping or a
-        coding."""
+        coding, of this weight or of it gathered."""
         raise AssertionError(f"{self.format.label} weights are not codes by group")
+
+    def gathered(self) -> "Gathered | None":
+        """The weight over inputs in another order, where that is made of codes by even groups and this one is not; else
+        None."""
+        return None
 
     def permuted(self, order: Tensor) -> "PackedWeight":  # noqa: ARG002
         """The weight with its rows in another order. Called only on weights of GGUF files."""
@@ -106,12 +113,22 @@ class PackedWeight(ABC):
         return self.tensors[0].device
 
 
+class Gathered(NamedTuple):
+    """A weight over gathered inputs: its input k is number `columns_K[k]` of the ordinary ones, 0 where that is
+    negative, times `factors_K[k]` where there are factors."""
+
+    weight: PackedWeight
+    columns_K: Tensor
+    """Every column once, int32."""
+    factors_K: Tensor | None = None
+
+
 class Format(ABC):
     """How one module is packed. Subclasses are frozen dataclasses whose fields are what varies (block, group, …)."""
 
     name: ClassVar[str]
     whole_numbers: ClassVar[bool] = False
-    """Whether weights of this family have a grouping, unless their columns were reordered."""
+    """Whether weights of this family have a grouping, perhaps with their columns in another order."""
     unused: ClassVar[Mapping[str, str]] = {}
     """The parts that may be present and are not read, each with the reason."""
 
@@ -127,7 +144,7 @@ class Format(ABC):
 
     @property
     def has_float_coding(self) -> bool:
-        """Whether weights of this format have a coding, unless groups do not divide their columns."""
+        """Whether weights of this format have a coding, perhaps with columns added that do not exist."""
         return False
 
     @classmethod

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from headlong.errors import CheckpointError
-from headlong.quant.format import FloatCoding, Format, Grouped, Part, Shape
+from headlong.quant.format import FloatCoding, Format, Gathered, Grouped, Part, Shape
+from headlong.quant.gathered import regrouped
 from headlong.quant.parts import (
     ACTIVATION_PARTS,
     SCALAR_SHAPES,
@@ -34,7 +35,9 @@ LIKELY_SIDE = 16
 """What the sides of blocks are multiples of, where they are no powers of two."""
 
 ROWS_AT_A_TIME = 1024
-"""How many rows are looked through for NaN at a time."""
+"""How many rows are looked through at a time for what is not finite."""
+LEAST_NOT_FINITE = {torch.float8_e4m3fn: 0x7F, torch.float8_e5m2: 0x7C}
+"""The least byte, without its sign, that is infinite or NaN."""
 
 Block = tuple[int, int]
 
@@ -56,7 +59,7 @@ class Fp8Format(Format):
 
     @property
     def has_float_coding(self) -> bool:
-        return self.dtype == "F8_E4M3"
+        return True
 
     @property
     def label(self) -> str:
@@ -196,18 +199,31 @@ class Fp8Weight(RowWeight):
 
     @cached_property
     def _coding(self) -> FloatCoding | None:
-        if self.weight_OD.dtype != torch.float8_e4m3fn:
+        group = self._group
+        return FloatCoding(group, None, self.weight_OD.dtype) if group % 2 == 0 and self._finite else None
+
+    @property
+    def _group(self) -> int:
+        """The number of columns that share a scale in every row and divide all columns."""
+        return self.in_features if self.scale_RC.shape[1] == 1 else gcd(self.block[1], self.in_features)
+
+    @cached_property
+    def _finite(self) -> bool:
+        least = LEAST_NOT_FINITE[self.weight_OD.dtype]
+        return not any(
+            bool((rows & 0x7F >= least).any())
+            for rows in self.weight_OD.view(torch.uint8).split(ROWS_AT_A_TIME)
+        )
+
+    def gathered(self) -> Gathered | None:
+        if self._coding is not None or not self._finite:
             return None
-        for rows in self.weight_OD.view(torch.uint8).split(ROWS_AT_A_TIME):
-            if bool((rows & 0x7F == 0x7F).any()):  # NaN
-                return None
-        whole = self.scale_RC.shape[1] == 1
-        return FloatCoding(self.in_features if whole else gcd(self.block[1], self.in_features), None)
+        columns = torch.arange(self.in_features, device=self.device) // self._group
+        return regrouped(self, columns, FloatCoding(self._group, None, self.weight_OD.dtype))
 
     def grouped(self, first: int, last: int) -> Grouped:
-        assert self._coding is not None
         scales_RC = self._scales(slice(first, last)).expand(last - first, -1)
-        columns = torch.arange(0, self.in_features, self._coding.group, device=self.device)
+        columns = torch.arange(0, self.in_features, self._group, device=self.device)
         return Grouped(
             self.weight_OD[first:last].view(torch.uint8), scales_RC[:, columns // self.block[1]], None
         )

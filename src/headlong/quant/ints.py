@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from headlong.errors import CheckpointError
-from headlong.quant.format import Grouped, Grouping
+from headlong.quant.format import Gathered, Grouped, Grouping
+from headlong.quant.gathered import regrouped
 from headlong.quant.parts import Rows, RowWeight, by_group, check_in_range
 
 WORD_BITS = 32
@@ -149,16 +150,26 @@ class GroupedInts(RowWeight):
         return values_RD
 
     def grouping(self) -> Grouping | None:
-        return self._grouping
+        return self._codes_by_group if self._has_even_runs else None
+
+    def gathered(self) -> Gathered | None:
+        if self._has_even_runs and self.group % 2 == 0:
+            return None
+        runs = torch.arange(self.in_features, device=self.device) // self.group
+        columns = runs if self.g_idx is None else self.g_idx.long()
+        has_all = int(columns.max()) < self.scales(slice(0, 1)).shape[1]
+        return regrouped(self, columns, self._codes_by_group) if has_all else None
+
+    @property
+    def _has_even_runs(self) -> bool:
+        if self.g_idx is not None or self.in_features % self.group:
+            return False
+        return self.scales(slice(0, 1)).shape[1] == self.in_features // self.group
 
     @cached_property
-    def _grouping(self) -> Grouping | None:
-        rows = slice(0, 1)
-        if self.g_idx is not None or self.in_features % self.group:
-            return None
-        if self.scales(rows).shape[1] != self.in_features // self.group:
-            return None
-        bounds = []
+    def _codes_by_group(self) -> Grouping:
+        """What the codes are, wherever columns of a group lie."""
+        rows, bounds = slice(0, 1), []
         for first in range(0, self.out_features, ROWS_AT_A_TIME):
             codes = self.codes(slice(first, min(first + ROWS_AT_A_TIME, self.out_features)))
             bounds.append([int(bound) for bound in codes.aminmax()])
@@ -171,7 +182,7 @@ class GroupedInts(RowWeight):
         rows = slice(first, last)
         codes, scales, zeros = self.codes(rows), self.scales(rows), self.zeros(rows)
         scales = scales.expand(last - first, -1)
-        narrow = torch.int8 if self._grouping is not None and self._grouping.lowest < 0 else torch.uint8
+        narrow = torch.int8 if self._codes_by_group.lowest < 0 else torch.uint8
         return Grouped(codes.to(narrow), scales, None if zeros is None else -zeros * scales)
 
 

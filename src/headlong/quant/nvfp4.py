@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from headlong.errors import CheckpointError
-from headlong.quant.format import FloatCoding, Format, Grouped, Part, Shape
+from headlong.quant.format import FloatCoding, Format, Gathered, Grouped, Part, Shape
 from headlong.quant.fp8 import decode_fp8
+from headlong.quant.gathered import regrouped
 from headlong.quant.ints import lookup_nibbles, split_nibbles
 from headlong.quant.parts import (
     ACTIVATION_PARTS,
@@ -132,6 +134,12 @@ class Nvfp4Weight(RowWeight):
 
     def float_coding(self) -> FloatCoding | None:
         return None if self.in_features % self.group else FloatCoding(self.group, E2M1)
+
+    def gathered(self) -> Gathered | None:
+        if self.in_features % self.group == 0:
+            return None
+        columns = torch.arange(self.in_features, device=self.device) // self.group
+        return regrouped(self, columns, FloatCoding(self.group, E2M1))
 
     def grouped(self, first: int, last: int) -> Grouped:
         rows = slice(first, last)

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from headlong.errors import CheckpointError
-from headlong.quant.format import Format, PackedWeight, Part, Shape
+from headlong.quant.format import Format, Gathered, PackedWeight, Part, Shape
 from headlong.quant.parts import SCALE_BITS, check_finite, expect
 
 SCALES = "pre_quant_scale"
@@ -79,6 +80,13 @@ class ScaledInputsWeight(PackedWeight):
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return (*self.inner.tensors, self.scales_D)
+
+    def gathered(self) -> Gathered:
+        weight, columns_K, factors_K = self.inner.gathered() or Gathered(
+            self.inner, torch.arange(self.in_features, dtype=torch.int32)
+        )
+        scales_K = self.scales_D.float()[columns_K.clamp(min=0)]
+        return Gathered(weight, columns_K, scales_K if factors_K is None else scales_K * factors_K)
 
     def dequantize(self, first: int, last: int) -> Tensor:
         return self.inner.dequantize(first, last).mul_(self.scales_D.float())

@@ -28,9 +28,15 @@ class Allowed(NamedTuple):
 
 
 def collect(
-    asked: Sequence[Asked], drafts_RK: Tensor | None, vocab_size: int, device: torch.device
+    asked: Sequence[Asked],
+    drafts_RK: Tensor | None,
+    vocab_size: int,
+    device: torch.device,
+    *,
+    patient: bool = True,
 ) -> Allowed | None:
-    """Asks every constraint for its masks; reads back the drafts of its row where any stand before an entry."""
+    """Asks every constraint for its masks, and waits for each if `patient`; reads back the drafts of its row where any
+    stand before an entry."""
     if not asked:
         return None
     depth = max(one.offset + one.num_tokens - 1 for one in asked)
@@ -41,7 +47,9 @@ def collect(
     index, packed = [], []
     for one, line in zip(asked, drafts, strict=True):
         before = line[: one.offset + one.num_tokens - 1]
-        for place, mask in enumerate(one.constraint.masks(before, one.offset, one.num_tokens)):
+        for place, mask in enumerate(
+            one.constraint.masks(before, one.offset, one.num_tokens, patient=patient)
+        ):
             if mask is not None:
                 index.append(one.first_entry + place)
                 packed.append(np.frombuffer(mask, dtype=np.uint8, count=-(-vocab_size // 8)))

@@ -28,8 +28,17 @@ class Entries:
     """L tokens to be sampled, of R rows. Python looks at rows; tensors are made when first asked for, and greedy
     rows without processors never ask."""
 
-    def __init__(self, rows: Sequence[Entry], table: SamplingTable, drafts_RK: Tensor | None) -> None:
-        """`drafts_RK` has a line for each row; its first `offset` (and, further on, more) stand before."""
+    def __init__(
+        self,
+        rows: Sequence[Entry],
+        table: SamplingTable,
+        drafts_RK: Tensor | None,
+        *,
+        patient: bool = True,
+    ) -> None:
+        """`drafts_RK` has a line for each row; its first `offset` (and, further on, more) stand before. Without
+        `patient`, as drafts are made, masks that take long are left out."""
+        self._patient = patient
         self.rows = rows
         self.device = table.device
         requests = [table.requests[row.slot] for row in rows]
@@ -119,7 +128,8 @@ class Entries:
             if row.slot in constraints and row.num_tokens:
                 asked.append(Asked(constraints[row.slot], number, row.offset, first, row.num_tokens))
             first += row.num_tokens
-        return collect(asked, self._drafts_RK, self._table.vocab_size, self.device)
+        size = self._table.vocab_size
+        return collect(asked, self._drafts_RK, size, self.device, patient=self._patient)
 
     @cached_property
     def _row_L(self) -> Tensor:

@@ -64,6 +64,7 @@ class SamplingTable:
         if request.constraint is not None:
             self.constraints[slot] = request.constraint()
             self.constraints[slot].advance(output)
+            self.constraints[slot].ready()  # which begins now what takes long
         if params.penalised:
             # Of a prompt's tokens the other penalties do not ask.
             prompt = request.prompt if params.repetition_penalty != 1.0 else ()
@@ -92,10 +93,11 @@ class SamplingTable:
         self.constraints.pop(slot, None)
         self.seen.pop(slot, None)
 
-    def is_ready(self, slot: int, seconds: float = 0.0) -> bool:
-        """Whether the slot's next step can be computed without waiting for its constraint; waits for so long."""
+    def is_ready(self, slot: int, seconds: float = 0.0, *, in_grace: bool = False) -> bool:
+        """Whether the slot's next step can be computed without waiting for its constraint; waits for so long, or as
+        long as others may wait for it."""
         constraint = self.constraints.get(slot)
-        return constraint is None or constraint.ready(seconds)
+        return constraint is None or constraint.ready(constraint.grace if in_grace else seconds)
 
     def is_slow(self, slot: int) -> bool:
         """Whether the slot's masks take long, so that a step should need no more than the next one."""

@@ -33,5 +33,6 @@ class HostChoice:
         depth, rows = len(before), [self._rows[number] for number in live]
         entries = [Entry(row.slot, row.start + 1 + depth, depth) for row in rows]
         before_LK = torch.stack(list(before), dim=1) if before else None
-        tokens_L, q_LV = self._sampler.propose(logits_LV, Entries(entries, self._sampler.table, before_LK))
+        given = Entries(entries, self._sampler.table, before_LK, patient=False)
+        tokens_L, q_LV = self._sampler.propose(logits_LV, given)
         return Choice(tokens_L, q_LV, logits_LV)

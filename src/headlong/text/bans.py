@@ -73,10 +73,13 @@ class BanConstraint:
         self._bans = bans
         self._state = 0
 
-    slow = False
+    slow, grace = False, 0.0
 
     def ready(self, seconds: float = 0.0) -> bool:  # noqa: ARG002
         return True
+
+    def foresee(self, drafts: Sequence[int]) -> int:
+        return len(drafts)
 
     def advance(self, tokens: Sequence[int]) -> int:
         for token in tokens:
@@ -84,7 +87,14 @@ class BanConstraint:
             assert self._state != DONE, "the mask forbids it"
         return len(tokens)
 
-    def masks(self, drafts: Sequence[int], first: int, count: int) -> list[bytes | None]:
+    def masks(
+        self,
+        drafts: Sequence[int],
+        first: int,
+        count: int,
+        *,
+        patient: bool = True,  # noqa: ARG002
+    ) -> list[bytes | None]:
         masks: list[bytes | None] = [None] * count
         state = self._state
         for number in range(first + count):

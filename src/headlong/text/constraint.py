@@ -7,7 +7,6 @@ no model and no sampling.
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from threading import Lock
 from typing import Literal, TypeVar
@@ -34,9 +33,18 @@ class CompiledGrammar:
     """A compiled grammar, from which any number of matchers can be made. The library's copies of a matcher share one
     lexer, which makes copies cheap; a lexer that ran into a limit is useless to all of them."""
 
-    def __init__(self, prototype: LLMatcher, rebuild: Callable[[], LLMatcher], num_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        prototype: LLMatcher,
+        rebuild: Callable[[], LLMatcher],
+        num_bytes: int = 0,
+        *,
+        plain: bool = False,
+    ) -> None:
         self._prototype = prototype
         self._num_bytes = num_bytes
+        self.plain = plain
+        """Whether its masks cannot take long, so that nobody need be on guard."""
         self.seconds = 0.0
         """Processor time that masks took with the present lexer. What takes time is making states, which stay."""
         self._rebuild = rebuild
@@ -75,6 +83,8 @@ class Matcher:
         self._read: list[int] = []
         self._wary = 0
         """The masks to come that are taken to be slow."""
+        self.slow_seconds = 0.0
+        """Processor time of all that took longer than others may wait for."""
         self._restart()
 
     @property
@@ -121,7 +131,10 @@ class Matcher:
         for _ in range(2):
             started = time.thread_time()
             answer = question(self._matcher)
-            self._grammar.seconds += time.thread_time() - started
+            spent = time.thread_time() - started
+            self._grammar.seconds += spent
+            if spent > MAX_MASK_SECONDS:
+                self.slow_seconds += spent
             if answer is not None and not self._matcher.is_error():
                 return answer
             why = self._matcher.get_error()
@@ -141,10 +154,6 @@ def explain(error: str) -> str:
     return " ".join(error.replace("<non-verbose/>", "").split())[:600]
 
 
-_aside = ThreadPoolExecutor(1, "headlong-masks")
-"""Makes slow masks one after the other, so that they take no more than one processor from the model."""
-
-
 @dataclass(slots=True)
 class _Position:
     """A position of the output: which part of it this is, and the mask of the next tokens once that was computed."""
@@ -159,9 +168,9 @@ class _Position:
     failure: str | None = None
 
 
-class GrammarConstraint:
+class GrammarPath:
     """One row's output followed through a grammar. Drafts are read on trial: what was computed for a draft is kept and
-    used again when the same draft is verified and accepted."""
+    used again when the same draft is verified and accepted. Another thread may look at what is `known` meanwhile."""
 
     def __init__(self, grammar: CompiledGrammar, vocabulary: Vocabulary, marker: Marker | None) -> None:
         self.failure: str | None = None
@@ -172,25 +181,33 @@ class GrammarConstraint:
         """The drafts that were read on trial after the accepted output."""
         self._positions = [_Position("text" if marker is None else "free", 0, 0)]
         """The position at the end of the accepted output, and the one after each of the drafts."""
-        self._pending: Future[bytes | None] | None = None
-        """The mask after the accepted output, while another thread makes it."""
 
     @property
     def slow(self) -> bool:
         return self._matcher.slow
 
-    def ready(self, seconds: float = 0.0) -> bool:
-        if self._pending is None:
-            position = self._positions[0]
-            if not self.slow or position.asked or position.part not in ("gap", "text") or self.failure:
-                return True
-            self._pending = _aside.submit(self._mask, 0)
-        wait([self._pending], seconds)
-        if not self._pending.done():
-            return False
-        pending, self._pending = self._pending, None
-        pending.result()
-        return True
+    @property
+    def slow_seconds(self) -> float:
+        return self._matcher.slow_seconds
+
+    @property
+    def at_once(self) -> bool:
+        """Whether the mask after the accepted output is there or needs no grammar."""
+        position = self._positions[0]
+        return position.asked or position.part not in ("gap", "text")
+
+    def known(self, drafts: Sequence[int]) -> list[bytes | None]:
+        """The masks that are there, from the one after the accepted output on, and the ones after these drafts."""
+        found: list[bytes | None] = []
+        for number, position in enumerate(list(self._positions)[: len(drafts) + 1]):
+            if not position.asked or self._drafts[:number] != list(drafts[:number]):
+                break
+            found.append(position.mask)
+        return found
+
+    def has_read(self, tokens: Sequence[int]) -> bool:
+        """Whether all of these were read on trial, so that to follow them takes no time."""
+        return self._drafts[: len(tokens)] == list(tokens)
 
     def advance(self, tokens: Sequence[int]) -> int:
         if self.failure is not None:

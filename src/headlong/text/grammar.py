@@ -20,8 +20,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from headlong.errors import BusyError, RequestError
 from headlong.params import Grammar
 from headlong.text.bans import BanConstraint, Bans
-from headlong.text.constraint import CompiledGrammar, GrammarConstraint, explain
+from headlong.text.constraint import CompiledGrammar, GrammarPath, explain
 from headlong.text.grammar_cost import LIMITS, STACK_BYTES, Cost, TooCostly, is_plain, measure
+from headlong.text.grammar_row import GrammarConstraint
 from headlong.text.grammar_source import refusal, translate
 from headlong.text.tokenizer import Tokenizer
 from headlong.text.vocabulary import Marker, Vocabulary
@@ -68,7 +69,7 @@ class GrammarCompiler:
         marker = None if grammar.after is None else self._marker(grammar.after, vocabulary)
         form = replace(grammar, after=None)
         compiled = self._compiled.get(form, partial(self._compile, form))
-        return lambda: GrammarConstraint(compiled, vocabulary, marker)
+        return lambda: GrammarConstraint(GrammarPath(compiled, vocabulary, marker), plain=compiled.plain)
 
     def ban(self, strings: tuple[str, ...], *, skip_special_tokens: bool) -> Callable[[], Constraint]:
         """A factory of constraints for one row whose text has none of the strings."""
@@ -94,11 +95,13 @@ class GrammarCompiler:
         stay_here()
         vocabulary, _ = self._of_library()
         text, num_bytes = translate(grammar), PLAIN_BYTES
-        if not is_plain(grammar):
+        plain = is_plain(grammar)
+        if not plain:
             specials = tuple(vocabulary.tokens[token] for token in vocabulary.special_token_ids)
             num_bytes += cost(grammar, text, specials, self._size).num_bytes
         build = partial(self._build, grammar, text)
-        return CompiledGrammar(bounded(grammar, build), lambda: _deeply(build).result(MAX_SECONDS), num_bytes)
+        prototype = bounded(grammar, build)
+        return CompiledGrammar(prototype, lambda: _deeply(build).result(MAX_SECONDS), num_bytes, plain=plain)
 
     def _build(self, grammar: Grammar, text: str) -> LLMatcher:
         limits = LLParserLimits(**LIMITS)

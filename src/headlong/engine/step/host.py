@@ -63,10 +63,25 @@ class HostStepper:
 
     def draft(self, plan: Plan) -> Drafted:
         started = time.perf_counter()
-        draft = self.proposer.propose(plan)
+        draft = self._foreseen(plan, self.proposer.propose(plan))
         plan = plan.fitted(draft)
         self._draft_seconds = time.perf_counter() - started
         return Drafted(plan, draft)
+
+    def _foreseen(self, plan: Plan, draft: Draft | None) -> Draft | None:
+        """The drafts that can be verified without waiting long for what a grammar allows after them."""
+        constraints = self.sampler.table.constraints
+        if draft is None or not any(row.slot in constraints for row in plan.rows):
+            return draft
+        counts = list(draft.counts or (row.num_drafts for row in plan.rows))
+        for number, row in enumerate(plan.rows):
+            if counts[number] and (constraint := constraints.get(row.slot)) is not None:
+                counts[number] = constraint.foresee(draft.tokens_RK[number, : counts[number]].tolist())
+        width = max(counts)
+        if not width:
+            return None
+        q_RKV = None if draft.q_RKV is None else draft.q_RKV[:, :width]
+        return Draft(draft.tokens_RK[:, :width], q_RKV, tuple(counts))
 
     def forward(self, plan: Plan, draft: Drafted) -> Computed:  # noqa: ARG002
         batch = self.runner.batch(*draft)

@@ -26,7 +26,7 @@ enum {
     MAX_ROWS = 6,    /* rows that are multiplied at a time */
     FEW_ROWS = 12,   /* up to this many rows, weights are decoded again rather than stored */
     BLOCK_K = 512,   /* inputs that all rows are multiplied with before the next ones are read; even */
-    SHARED_ROWS = 8, /* fewer rows are rounded by one thread */
+    SHARED_ROWS = 8, /* fewer rows are gathered or rounded by one thread */
     TILE_STEP = 32,  /* inputs of one tile instruction */
 };
 
@@ -102,7 +102,33 @@ __attribute__((constructor)) static void choose(void) {
 }
 #endif
 
+typedef struct {
+    const Matrix *w;
+    const float *from;
+    float *to;
+} Gather;
+
+/* Brings the numbers of rows into the order of a weight's columns. */
+static void gather_rows(const void *arg, int64_t first, int64_t last) {
+    const Gather *g = arg;
+    const int32_t *columns = g->w->columns;
+    const float *factors = g->w->column_factors;
+    for (int64_t row = first; row < last; row++) {
+        const float *from = g->from + row * g->w->row_size;
+        float *to = g->to + row * g->w->num_ins;
+        for (int64_t k = 0; k < g->w->num_ins; k++) {
+            const float number = columns[k] < 0 ? 0.0f : from[columns[k]];
+            to[k] = factors ? number * factors[k] : number;
+        }
+    }
+}
+
 void gemm(const Matrix *w, const float *x, int64_t num_rows, float *y, int64_t stride_y, int add, int num_threads) {
+    if (w->columns) {
+        Gather gather = {w, x, workspace(GATHERED, num_rows * w->num_ins)};
+        parallel_for(gather_rows, &gather, num_rows, SHARED_ROWS, num_threads);
+        x = gather.to;
+    }
     GemmCall product = {w, x, 0, 0, y, num_rows, stride_y, add};
     Work blocks = version->blocks[w->type];
     if (w->type == BF16_ROUNDED && version->round_rows) {

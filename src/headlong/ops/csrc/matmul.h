@@ -5,9 +5,9 @@
 
 /* How a weight is stored: floats, or codes that have a scale for every `group` of them and, in I8_OFFSET and
  * U4_OFFSET, an offset that is added. Codes are unsigned: I8 and I8_OFFSET mean code - 128, U4 means code - 8. Codes of
- * E4M3 are floats of that name, none of them NaN; a code of U4_TABLE stands for one of the 16 numbers of `table`.
+ * E4M3 and E5M2 are finite floats of that name; a code of U4_TABLE stands for one of the 16 numbers of `table`.
  * BF16_ROUNDED is BF16 whose activations may be rounded to bfloat16, where the CPU multiplies it. */
-enum { F32, F16, BF16, BF16_ROUNDED, I8, I8_OFFSET, E4M3, U4, U4_OFFSET, U4_TABLE, NUM_TYPES };
+enum { F32, F16, BF16, BF16_ROUNDED, I8, I8_OFFSET, E4M3, E5M2, U4, U4_OFFSET, U4_TABLE, NUM_TYPES };
 
 /* How scales and offsets are stored. PARTS are int8, each times a float16 that `span` groups share. */
 enum { FLOAT, HALF, PARTS };
@@ -21,11 +21,16 @@ enum { FLOAT, HALF, PARTS };
  * of 4 bits have a piece's first half in the low ends of its bytes and its second half in the high ones. */
 enum { WIDTH = 64, PIECE = 32, UNIT = 4 };
 
+/* Where there are `columns`, rows of x are gathered before they are multiplied: input k is number columns[k] of a row, 0
+ * where that is negative, and times column_factors[k] where these are not null. `row_size` is how many numbers a row of x
+ * has, which is num_ins without columns. */
 typedef struct {
-    int64_t type, num_ins, num_outs, group, factors, span;
+    int64_t type, num_ins, num_outs, group, factors, span, row_size;
     const uint8_t *codes, *scales, *offsets, *scale_factors, *offset_factors;
     const float *bias;  /* or null */
     const float *table; /* null but for U4_TABLE */
+    const int32_t *columns;      /* or null */
+    const float *column_factors; /* or null */
 } Matrix;
 
 static inline int64_t padded_group(int64_t group) { return (group + 7) / 8 * 8; }

@@ -95,6 +95,13 @@ INLINE Floats VERSION(of_e4m3)(Unsigned code) {
     return (Floats)((Unsigned)magnitude | (code & 0x80) << 24);
 }
 
+/* The same way. */
+INLINE Floats VERSION(of_e5m2)(Unsigned code) {
+    Unsigned size = code & 0x7F, is_small = (Unsigned)(size < 4);
+    Floats magnitude = (Floats)((size << 21) + (112 << 23) + (is_small & 1 << 23)) - (Floats)(is_small & 113 << 23);
+    return (Floats)((Unsigned)magnitude | (code & 0x80) << 24);
+}
+
 INLINE Floats VERSION(of_table)(const float *table, Unsigned code) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_permutexvar_ps((__m512i)code, _mm512_loadu_ps(table));
@@ -109,9 +116,10 @@ INLINE Floats VERSION(of_table)(const float *table, Unsigned code) {
 #endif
 }
 
-/* Code `i` of units, whose bytes are signed or e4m3, or nibbles in their low ends. */
+/* Code `i` of units, whose bytes are signed or floats, or nibbles in their low ends. */
 INLINE Floats VERSION(of_code)(int type, const Matrix *w, Unsigned units, int i, Factors by) {
     if (type == E4M3) return VERSION(of_e4m3)(units >> 8 * i & 0xFF) * by.scale;
+    if (type == E5M2) return VERSION(of_e5m2)(units >> 8 * i & 0xFF) * by.scale;
     if (type == U4_TABLE) return VERSION(of_table)(w->table, units >> 8 * i & 15) * by.scale;
     Signed code = type < U4 ? (Signed)(units << (24 - 8 * i)) >> 24 : (Signed)(units >> 8 * i & 15);
     Floats whole = __builtin_convertvector(code, Floats);
@@ -274,7 +282,7 @@ INLINE void VERSION(blocks)(int type, const GemmCall *job, int64_t begin, int64_
         VERSION(blocks)(TYPE, arg, begin, end);                                       \
     }
 OF_TYPE(F32) OF_TYPE(F16) OF_TYPE(BF16) OF_TYPE(I8) OF_TYPE(I8_OFFSET) OF_TYPE(E4M3)
-OF_TYPE(U4) OF_TYPE(U4_OFFSET) OF_TYPE(U4_TABLE)
+OF_TYPE(E5M2) OF_TYPE(U4) OF_TYPE(U4_OFFSET) OF_TYPE(U4_TABLE)
 #if defined(__AVX512BF16__)
 OF_TYPE(BF16_ROUNDED)
 #define ROUNDED BF16_ROUNDED
@@ -299,8 +307,8 @@ static void VERSION(round_rows)(const void *arg, int64_t first, int64_t last) {
 #define BLOCKS_OF(TYPE) VERSION(blocks_##TYPE)
 static const Version VERSION(version) = {
     {VERSION(blocks_F32), VERSION(blocks_F16), VERSION(blocks_BF16), BLOCKS(ROUNDED), VERSION(blocks_I8),
-     VERSION(blocks_I8_OFFSET), VERSION(blocks_E4M3), VERSION(blocks_U4), VERSION(blocks_U4_OFFSET),
-     VERSION(blocks_U4_TABLE)},
+     VERSION(blocks_I8_OFFSET), VERSION(blocks_E4M3), VERSION(blocks_E5M2), VERSION(blocks_U4),
+     VERSION(blocks_U4_OFFSET), VERSION(blocks_U4_TABLE)},
 #if defined(__AVX512BF16__)
     VERSION(round_rows),
 #else

@@ -25,6 +25,9 @@ INLINE float from_e4m3(uint8_t code) {
     return code & 0x80 ? -magnitude : magnitude;
 }
 
+/* The upper half of a float16. */
+INLINE float from_e5m2(uint8_t code) { return from_f16((uint16_t)(code << 8)); }
+
 static float factor(const Matrix *w, const uint8_t *factors, const uint8_t *shared_factors, int64_t block,
                     int64_t group_index, int64_t lane) {
     const int64_t groups = w->num_ins / w->group, at = (block * groups + group_index) * WIDTH + lane;
@@ -38,29 +41,38 @@ static float code_at(const Matrix *w, int64_t block, int64_t lane, int64_t k) {
     const CodePosition at = code_position(w->type, w->group, k / w->group, k % w->group);
     const int byte = w->codes[((block * units_per_output(w) + at.unit) * WIDTH + lane) * UNIT + at.shift / 8];
     if (w->type == E4M3) return from_e4m3((uint8_t)byte);
+    if (w->type == E5M2) return from_e5m2((uint8_t)byte);
     const int nibble = byte >> at.shift % 8 & 15;
     if (w->type == U4_TABLE) return w->table[nibble];
     return (float)(w->type < U4 ? byte - 128 : nibble);
 }
 
+/* Weight k of an output, which is lane `lane` of a block. */
+INLINE float weight_at(const Matrix *w, int64_t block, int64_t lane, int64_t k) {
+    const int64_t at = (block * w->num_ins + k) * WIDTH + lane;
+    const uint16_t *halves = (const uint16_t *)w->codes;
+    switch (w->type) {
+    case F32: return ((const float *)w->codes)[at];
+    case F16: return from_f16(halves[at]);
+    case BF16:
+    case BF16_ROUNDED: return from_bf16(halves[2 * ((block * (w->num_ins / 2) + k / 2) * WIDTH + lane) + k % 2]);
+    }
+    const float scale = factor(w, w->scales, w->scale_factors, block, k / w->group, lane);
+    float weight = code_at(w, block, lane, k) * scale;
+    if (w->type == U4) weight -= 8.0f * scale;
+    if (w->offsets) weight += factor(w, w->offsets, w->offset_factors, block, k / w->group, lane);
+    return weight;
+}
+
 /* Unpacks row `token` of the weight. */
 static void weight_row(const Matrix *w, int64_t token, float *out) {
-    const int64_t block = token / WIDTH, lane = token % WIDTH, first = block * w->num_ins * WIDTH + lane;
-    const uint16_t *halves = (const uint16_t *)w->codes;
-    for (int64_t k = 0; k < w->num_ins; k++) switch (w->type) {
-        case F32: out[k] = ((const float *)w->codes)[first + k * WIDTH]; break;
-        case F16: out[k] = from_f16(halves[first + k * WIDTH]); break;
-        case BF16:
-        case BF16_ROUNDED:
-            out[k] = from_bf16(halves[2 * ((block * (w->num_ins / 2) + k / 2) * WIDTH + lane) + k % 2]);
-            break;
-        default: {
-            const float scale = factor(w, w->scales, w->scale_factors, block, k / w->group, lane);
-            out[k] = code_at(w, block, lane, k) * scale;
-            if (w->type == U4) out[k] -= 8.0f * scale;
-            if (w->offsets) out[k] += factor(w, w->offsets, w->offset_factors, block, k / w->group, lane);
-        }
-        }
+    for (int64_t k = 0; k < w->num_ins; k++) {
+        const float weight = weight_at(w, token / WIDTH, token % WIDTH, k);
+        if (!w->columns)
+            out[k] = weight;
+        else if (w->columns[k] >= 0)
+            out[w->columns[k]] = w->column_factors ? weight * w->column_factors[k] : weight;
+    }
 }
 
 typedef struct {
@@ -73,11 +85,11 @@ typedef struct {
 static void look_up(const void *arg, int64_t first, int64_t last) {
     const Lookup *job = arg;
     for (int64_t i = first; i < last; i++) {
-        float *own = job->out + i * job->w->num_ins;
+        float *own = job->out + i * job->w->row_size;
         if (job->tokens[i] >= 0 && job->tokens[i] < job->w->num_outs)
             weight_row(job->w, job->tokens[i], own);
         else
-            for (int64_t k = 0; k < job->w->num_ins; k++) own[k] = NAN;
+            for (int64_t k = 0; k < job->w->row_size; k++) own[k] = NAN;
     }
 }
 

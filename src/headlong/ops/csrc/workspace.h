@@ -10,6 +10,7 @@ enum {
     VALUES,
     PAIRS,
     PIECES,
+    GATHERED,
     ROUTES,
     EXPERT,
     OUTPUTS,

@@ -38,7 +38,8 @@ class MatrixStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("type", "num_ins", "num_outs", "group", "factors", "span")),
-        *((name, ctypes.c_void_p) for name in (*POINTERS, "bias", "table")),
+        ("row_size", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in (*POINTERS, "bias", "table", "columns", "column_factors")),
     )
 
 
@@ -52,6 +53,7 @@ class Panels:
         self.bias = bias
         self.layout = layout
         self._table = torch.tensor(layout.table)
+        self._columns, self._factors = bytearray(layout.inputs.columns), bytearray(layout.inputs.factors)
         blocks, groups, count = (
             -(-out_features // WIDTH),
             size // layout.group,
@@ -78,11 +80,14 @@ class Panels:
             layout.group,
             layout.factors,
             layout.span,
+            layout.inputs.size or size,
             codes,
             *factors,
             *wholes,
             where,
             native.address(self._table) if layout.table else None,
+            _address(self._columns),
+            _address(self._factors),
         )
 
     def put(self, parts: list[Tensor], outs: Tensor) -> None:
@@ -143,7 +148,7 @@ class NativeLinear(Linear):
         self, sources: Sequence[Source], order: Tensor | None = None, bias: Tensor | None = None
     ) -> None:
         """Output i is row `order[i]` of the sources one below the other, plus `bias[i]`."""
-        self.in_features = sources[0].shape[1]
+        self.in_features = sources[0].in_features
         self.out_features = sum(source.shape[0] for source in sources)
         self.panels = _panels(sources, order, bias)
 
@@ -165,12 +170,17 @@ class NativeLinear(Linear):
         return linear
 
 
+def _address(numbers: bytearray) -> int | None:
+    """The address of what a panel keeps of its layout; None where that is nothing."""
+    return ctypes.addressof((ctypes.c_char * len(numbers)).from_buffer(numbers)) if numbers else None
+
+
 def _panels(sources: Sequence[Source], order: Tensor | None, bias: Tensor | None) -> list[Panels]:
     """Makes panels of as many outputs as follow one another and have one layout."""
-    panels, first = [], 0
+    panels, first, sizes = [], 0, {source.layout: source.shape[1] for source in sources}
     for layout, count in _runs(sources, order):
         own = None if bias is None else bias[first : first + count].contiguous()
-        panels.append(Panels(layout, sources[0].shape[1], count, first, own))
+        panels.append(Panels(layout, sizes[layout], count, first, own))
         first += count
     place_O = torch.arange(first)
     if order is not None:

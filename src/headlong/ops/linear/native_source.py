@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from headlong.quant.format import Weight
+from headlong.quant.format import PackedWeight, Weight
 from headlong.quant.gguf import GgufWeight
 from headlong.quant.plain import PlainWeight
 
 WIDTH, PIECE = 64, 32
 """The number of outputs that lie side by side; and the number of codes of a group that lie together."""
-F32, F16, BF16, BF16_ROUNDED, I8, I8_OFFSET, E4M3, U4, U4_OFFSET, U4_TABLE = range(10)
+F32, F16, BF16, BF16_ROUNDED, I8, I8_OFFSET, E4M3, E5M2, U4, U4_OFFSET, U4_TABLE = range(11)
 FOUR_BITS = (U4, U4_OFFSET, U4_TABLE)
 FLOAT, HALF, PARTS = range(3)
 """How scales and offsets are stored, in the order of csrc/matmul.h."""
@@ -31,15 +31,28 @@ STORED_AS = {
     I8: torch.int32,
     I8_OFFSET: torch.int32,
     E4M3: torch.int32,
+    E5M2: torch.int32,
     U4: torch.int32,
     U4_OFFSET: torch.int32,
     U4_TABLE: torch.int32,
 }
 """The C types of codes, which are packed by fours or by eights."""
-NUM_FACTORS = {I8: 1, I8_OFFSET: 2, E4M3: 1, U4: 1, U4_OFFSET: 2, U4_TABLE: 1}
+NUM_FACTORS = {I8: 1, I8_OFFSET: 2, E4M3: 1, E5M2: 1, U4: 1, U4_OFFSET: 2, U4_TABLE: 1}
 """How many factors a group of codes has: a scale, and an offset where there is one."""
+FLOATS_OF_EIGHT_BITS = {torch.float8_e4m3fn: E4M3, torch.float8_e5m2: E5M2}
 LAID_OUT_WHOLE = ("Q8_0", "Q4_0", "Q4_1")
 """The block types that the kernel lays out as they are in the file."""
+
+
+class Inputs(NamedTuple):
+    """How rows of activations are gathered before they are multiplied: `csrc/matmul.h` has the definition."""
+
+    size: int = 0
+    """How many numbers a row has; 0 where rows are multiplied as they are."""
+    columns: bytes = b""
+    """The number of a row that each input is, int32."""
+    factors: bytes = b""
+    """What inputs are multiplied with, float32; empty where they are not."""
 
 
 class PanelLayout(NamedTuple):
@@ -53,6 +66,7 @@ class PanelLayout(NamedTuple):
     """The number of groups that share the factor that PARTS are multiplied with."""
     table: tuple[float, ...] = ()
     """What the codes of U4_TABLE stand for."""
+    inputs: Inputs = Inputs()
 
 
 @dataclass(frozen=True)
@@ -64,19 +78,35 @@ class Source:
 
     @classmethod
     def of(cls, weight: Weight, *, rounding: bool = False) -> "Source | None":
-        """Makes a source of a weight, or None if the kernel does not know its format or shape: codes and bfloat16 are
-        taken two at a time. `rounding` says that activations that meet bfloat16 may be rounded to it."""
+        """Makes a source of a weight, or None if the kernel does not know its format or shape: codes are taken two at
+        a time. `rounding` says that activations that meet bfloat16 may be rounded to it."""
         if isinstance(weight, PlainWeight):
             weight = weight.weight_OD
         if isinstance(weight, Tensor):
-            stored = FLOATS.get(weight.dtype)
-            if stored is None or (stored == BF16 and weight.shape[1] % 2):
-                return None
-            return cls(
-                weight, PanelLayout(BF16_ROUNDED if stored == BF16 and rounding else stored, weight.shape[1])
-            )
+            return cls._of_floats(weight, rounding=rounding)
+        if (found := weight.gathered()) is None:
+            return cls._of_codes(weight)
+        inner = cls.of(found.weight, rounding=rounding)
+        if inner is None or inner.layout.inputs.size:
+            return None
+        factors = b"" if found.factors_K is None else found.factors_K.float().numpy().tobytes()
+        inputs = Inputs(weight.in_features, found.columns_K.int().numpy().tobytes(), factors)
+        return cls(inner.weight, inner.layout._replace(inputs=inputs))
+
+    @classmethod
+    def _of_floats(cls, weight: Tensor, *, rounding: bool) -> "Source | None":
+        stored = FLOATS.get(weight.dtype)
+        if stored is None:
+            return None
+        if stored == BF16:
+            # Numbers of bfloat16 are taken two at a time, and an odd number of them as what they are in float32.
+            stored = F32 if weight.shape[1] % 2 else BF16_ROUNDED if rounding else BF16
+        return cls(weight, PanelLayout(stored, weight.shape[1]))
+
+    @classmethod
+    def _of_codes(cls, weight: PackedWeight) -> "Source | None":
         if (coding := weight.float_coding()) is not None:
-            type = E4M3 if coding.values is None else U4_TABLE
+            type = FLOATS_OF_EIGHT_BITS[coding.dtype] if coding.values is None else U4_TABLE
             layout = PanelLayout(type, coding.group, table=coding.values or ())
             return None if coding.group % 2 else cls(weight, layout)
         grouping = weight.grouping()
@@ -102,7 +132,13 @@ class Source:
         return cls(weight, PanelLayout(I8_OFFSET if offsets else I8, *as_stored))
 
     @property
+    def in_features(self) -> int:
+        """How many numbers a row of activations has."""
+        return self.layout.inputs.size or self.shape[1]
+
+    @property
     def shape(self) -> tuple[int, int]:
+        """Outputs, and inputs as they are multiplied."""
         if isinstance(self.weight, Tensor):
             return self.weight.shape[0], self.weight.shape[1]
         return self.weight.out_features, self.weight.in_features
@@ -111,13 +147,13 @@ class Source:
         """Returns what is to be laid out of these rows: floats; codes, scales and, where the layout has them, offsets;
         or whole blocks."""
         if isinstance(self.weight, Tensor):
-            return [self.weight[first:last]]
+            return [self.weight[first:last].to(STORED_AS[self.layout.type])]
         if isinstance(self.weight, GgufWeight) and self.weight.format.label in LAID_OUT_WHOLE:
             return [self.weight.data[first:last]]
         codes, scales, offsets, *wholes = self.weight.grouped(first, last)
         if self.layout.type == U4_TABLE and codes.dtype == torch.int8:
             codes = self._numbers_of(codes)
-        if self.layout.type in (E4M3, U4_TABLE):
+        if self.layout.type in (E4M3, E5M2, U4_TABLE):
             return [_units(codes, self.layout), scales.float()]
         grouping = self.weight.grouping()
         assert grouping is not None
