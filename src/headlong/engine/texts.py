@@ -14,6 +14,7 @@ from headlong.config import EngineConfig
 from headlong.errors import CheckpointError, ConfigError, RequestError
 from headlong.params import SamplingParams
 from headlong.text.gguf_tokenizer import tokenizer_from_gguf
+from headlong.text.sentencepiece_tokenizer import tokenizer_from_sentencepiece
 from headlong.text.template import ChatTemplate, read_template
 from headlong.text.tokenizer import Tokenizer
 
@@ -46,11 +47,11 @@ def recommended_params(recommended: Mapping[str, Any], folder: Path, **overrides
 
 
 def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
-    """A tokenizer.json in the folder, else what a GGUF file carries."""
+    """A tokenizer.json in the folder, else what a GGUF file carries, else a SentencePiece model in the folder."""
     if checkpoint.folder.is_dir() and (found := Tokenizer.from_folder(checkpoint.folder)) is not None:
         return found
     if not checkpoint.is_gguf:
-        return None
+        return tokenizer_from_sentencepiece(checkpoint.folder)
     try:
         return tokenizer_from_gguf(checkpoint.metadata)
     except CheckpointError as error:

@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
-from tokenizers.models import BPE
 
 from headlong.errors import CheckpointError
 from headlong.text.gguf_splitting import SPLITTINGS, recognise
-from headlong.text.gguf_vocabulary import NORMALIZER_KEY, PREFIX, SPECIAL_ID_KEYS, TokenType, tokenizer_files
+from headlong.text.gguf_vocabulary import NORMALIZER_KEY, PREFIX, SPECIAL_ID_KEYS, tokenizer_files
+from headlong.text.pieces import TokenType, backend_of
 from headlong.text.tokenizer import Tokenizer
 
 
@@ -39,20 +38,8 @@ def write_tokenizer(metadata: Mapping[str, Any], folder: Path) -> None:
 
 
 def _backend(whole: dict[str, Any]) -> Backend:
-    """The `tokenizers` object that a tokenizer.json describes. The vocabulary is handed over as Python objects, since
-    writing it as JSON and reading it again would take ten times as long."""
-    settings = {name: value for name, value in whole["model"].items() if value is not None}
-    empty = {"type": settings.pop("type"), "vocab": {}, "merges": []}
     try:
-        backend = Backend.from_str(json.dumps(whole | {"model": empty, "added_tokens": []}))
-        backend.model = BPE(**settings)
-        backend.add_tokens(
-            [
-                AddedToken(**{name: value for name, value in entry.items() if name != "id"})
-                for entry in whole["added_tokens"]
-            ]
-        )
-        return backend
+        return backend_of(whole)
     except Exception as error:  # the library raises bare `Exception` for every fault
         raise CheckpointError(
             f"metadata keys '{PREFIX}*' make no tokenizer ({error}); convert the model again"

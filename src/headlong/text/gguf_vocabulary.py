@@ -7,12 +7,12 @@ normalizer: that of the models of the same `pre` is taken, unless a key of our o
 
 import math
 from collections.abc import Mapping
-from enum import IntEnum
 from itertools import repeat
 from typing import Any
 
 from headlong.errors import CheckpointError
 from headlong.text.gguf_splitting import SPLITTINGS, pre_tokenizer
+from headlong.text.pieces import SPACE, TokenType, added_tokens, around, bpe_of_scores, ids_of, unescaping
 
 PREFIX = "tokenizer.ggml."
 NORMALIZER_KEY = "headlong.tokenizer.normalizer"
@@ -26,22 +26,9 @@ SPECIAL_ID_KEYS = {
     "mask_token": "mask_token_id",
 }
 """The separator's is spelt so in the format."""
-MAX_MERGED = 256
-"""Characters of a SentencePiece token that can still come from merging; longer ones are only found whole."""
-
 _NO_TOKEN = (-1, 2**32 - 1)
-_SPACE = "\u2581"
 _LLAMA_IDS = {"bos_token": 1, "eos_token": 2, "unk_token": 0}
 """What the format means where a "llama" vocabulary does not say."""
-
-
-class TokenType(IntEnum):
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
 
 
 def tokenizer_files(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -67,8 +54,10 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[s
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": _added_tokens(tokens, types, {special.get("bos_token"), special.get("eos_token")}),
-        "post_processor": _around(tokens, special, add_bos, add_eos),
+        "added_tokens": added_tokens(tokens, types, {special.get("bos_token"), special.get("eos_token")}),
+        "post_processor": around(
+            tokens, _end(special, "bos_token", add_bos), _end(special, "eos_token", add_eos)
+        ),
     }
     return whole | body, config
 
@@ -137,34 +126,11 @@ def _special_ids(metadata: Mapping[str, Any], size: int, defaults: Mapping[str, 
     return ids
 
 
-def _added_tokens(tokens: list[str], types: list[int], ends: set[int | None]) -> list[dict[str, Any]]:
-    """The tokens that are found in a text as they are written. The ids in `ends` are special whatever their type."""
-    special = {int(TokenType.CONTROL), int(TokenType.UNKNOWN)}
-    found = special | {int(TokenType.USER_DEFINED)}
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return [
-        {"id": id, "content": tokens[id], **flags, "special": kind in special or id in ends}
-        for id, kind in enumerate(types)
-        if (kind in found or id in ends) and tokens[id]
-    ]
-
-
-def _around(
-    tokens: list[str], special: dict[str, int], add_bos: bool, add_eos: bool
-) -> dict[str, Any] | None:
-    """The post-processor that puts the first and last token around a text."""
-    ends: list[str | None] = []
-    for name, wanted in (("bos_token", add_bos), ("eos_token", add_eos)):
-        if wanted and name not in special:
-            raise _fault(f"add_{name}", f"is true, but the file has no '{PREFIX}{SPECIAL_ID_KEYS[name]}'")
-        ends.append(tokens[special[name]] if wanted else None)
-    if ends == [None, None]:
-        return None
-    before, after = ([] if end is None else [{"SpecialToken": {"id": end, "type_id": 0}}] for end in ends)
-    single = [*before, {"Sequence": {"id": "A", "type_id": 0}}, *after]
-    table = {end: {"id": end, "ids": [tokens.index(end)], "tokens": [end]} for end in ends if end is not None}
-    pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
-    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": table}
+def _end(special: dict[str, int], name: str, wanted: bool) -> int | None:
+    """The token that is put before or after a text, where it is wanted."""
+    if wanted and name not in special:
+        raise _fault(f"add_{name}", f"is true, but the file has no '{PREFIX}{SPECIAL_ID_KEYS[name]}'")
+    return special[name] if wanted else None
 
 
 def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[dict[str, Any], bool]:
@@ -181,7 +147,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[dict[st
         )
     model = {"type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": False, "byte_fallback": False}
     model |= {"continuing_subword_prefix": None, "end_of_word_suffix": None}
-    model |= {"ignore_merges": splitting.ignore_merges, "vocab": _ids(tokens), "merges": _merges(metadata)}
+    model |= {"ignore_merges": splitting.ignore_merges, "vocab": ids_of(tokens), "merges": _merges(metadata)}
     body = {
         "normalizer": None if normalizer == "none" else {"type": normalizer},
         "pre_tokenizer": pre_tokenizer(splitting),
@@ -221,44 +187,14 @@ def _sentencepiece(
         )
     prefix = _truth(metadata, "add_space_prefix", True)
     unknown = tokens[special["unk_token"]] if "unk_token" in special else None
-    model = {"type": "BPE", "dropout": None, "unk_token": unknown, "fuse_unk": True, "byte_fallback": True}
-    model |= {"continuing_subword_prefix": None, "end_of_word_suffix": None, "ignore_merges": False}
-    model |= {"vocab": _ids(tokens), "merges": _merges_of_scores(tokens, types, scores)}
-    escape = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
-    prepend = [{"type": "Prepend", "prepend": _SPACE}] if prefix else []
-    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
-    unescape = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
-    stages = [unescape, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]
+    escape = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    prepend = [{"type": "Prepend", "prepend": SPACE}] if prefix else []
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*prepend, escape]},
         "pre_tokenizer": None,
-        "decoder": {"type": "Sequence", "decoders": stages},
-        "model": model,
+        "decoder": unescaping(prefix),
+        "model": bpe_of_scores(tokens, types, scores, unknown),
     }
-
-
-def _ids(tokens: list[str]) -> dict[str, int]:
-    ids = dict(zip(tokens, range(len(tokens)), strict=True))
-    ids.pop("", None)
-    return ids
-
-
-def _merges_of_scores(tokens: list[str], types: list[int], scores: list[float]) -> list[tuple[str, str]]:
-    """Every merge of two tokens into a third, the token of the highest score first.
-
-    SentencePiece merges the leftmost of the pairs with one score. A list of merges has no equal ranks, so where two
-    overlapping pairs make the same token (`a aa` and `aa a`) the order of their ids decides instead.
-    """
-    whole = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE)
-    ids = {token: id for id, token in enumerate(tokens) if token and types[id] not in whole}
-    ways: list[tuple[float, int, int]] = []
-    for token, id in ids.items():
-        if len(token) <= MAX_MERGED:
-            for cut in range(1, len(token)):
-                left, right = ids.get(token[:cut]), ids.get(token[cut:])
-                if left is not None and right is not None:
-                    ways.append((-scores[id], left, right))
-    return [(tokens[left], tokens[right]) for _, left, right in sorted(ways)]
 
 
 def _chat_template(metadata: Mapping[str, Any]) -> str | list[dict[str, str]] | None:

@@ -100,9 +100,7 @@ class Tokenizer:
             if not _is_of_library(error):
                 raise
             raise CheckpointError(f"{path}: not a readable tokenizer ({error}); download it again") from error
-        config = _read_config(folder / "tokenizer_config.json")
-        jinja = folder / "chat_template.jinja"
-        template = _read_text(jinja) if jinja.exists() else None
+        config, template = read_companions(folder)
         try:
             return cls(backend, config, template)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -291,14 +289,14 @@ def _configured_template(config: Mapping[str, Any]) -> str | None:
     return template if isinstance(template, str) else None
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return read_text(path, MAX_COMPANION_BYTES)
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}: cannot be read as UTF-8 text ({error}); download it again") from error
+def read_companions(folder: Path) -> tuple[dict[str, Any], str | None]:
+    """What tokenizer_config.json says, and the chat template that lies in a file of its own."""
+    jinja = folder / "chat_template.jinja"
+    return read_config(folder / "tokenizer_config.json"), _read_text(jinja) if jinja.exists() else None
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of the tokenizer's; an empty one where the file is missing."""
     if not path.exists():
         return {}
     try:
@@ -308,3 +306,10 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise CheckpointError(f"{path}: must hold a JSON object; download it again")
     return config
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return read_text(path, MAX_COMPANION_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot be read as UTF-8 text ({error}); download it again") from error
