@@ -37,6 +37,7 @@ FAMILY = {
     "mxfp4": MxFormat,
     "mxfp8": MxFormat,
     "nf4": Bnb4Format,
+    "fp4": Bnb4Format,
     "bnb8": Bnb8Format,
     "modelopt": ModeloptInts,
     "torchao": TorchaoFormat,

@@ -7,9 +7,11 @@ import torch
 
 from headlong.errors import CheckpointError
 from headlong.quant.detect import detect
-from support.packing import STATE, header, hint_of, pack
+from support.packing import header, hint_of, pack
+from support.packing_libraries import STATE
 
 SHAPE = (16, 64)
+STATE_NF4 = STATE + "nf4"
 
 
 def read(how: str, change: dict, hint: dict | None = None):
@@ -20,7 +22,7 @@ def read(how: str, change: dict, hint: dict | None = None):
 
 def state(**fields) -> dict:
     text = json.dumps({"quant_type": "nf4", "blocksize": 64, "shape": list(SHAPE)} | fields)
-    return {STATE: torch.tensor(list(text.encode()), dtype=torch.uint8)}
+    return {STATE_NF4: torch.tensor(list(text.encode()), dtype=torch.uint8)}
 
 
 @pytest.mark.parametrize(
@@ -32,8 +34,8 @@ def state(**fields) -> dict:
         ("nf4", state(blocksize=128), "says blocksize 128 where tensors say 64"),
         ("nf4", state(quant_type="fp4"), "says quant_type 'fp4' where tensors say 'nf4'"),
         ("nf4", state(shape=[64, 16]), "says shape"),
-        ("nf4", {STATE: torch.tensor([1, 2, 3], dtype=torch.uint8)}, "is no JSON"),
-        ("nf4", {STATE: None}, "needs weight.quant_state"),
+        ("nf4", {STATE_NF4: torch.tensor([1, 2, 3], dtype=torch.uint8)}, "is no JSON"),
+        ("nf4", {STATE_NF4: None}, "needs weight.quant_state"),
         ("nf4", {"weight.absmax": torch.ones(15)}, "no size of blocks"),
         ("nf4_nested", {"weight.nested_absmax": None}, "nested_absmax is missing"),
         ("bnb8", {"weight_format": torch.ones((), dtype=torch.uint8)}, "weight_format is not 0"),
