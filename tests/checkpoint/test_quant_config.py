@@ -372,6 +372,42 @@ class TestQuantizeConfig:
         assert self.asked({"quant_method": "gptq"}, self.OLDER | section)[1] == "gptqmodel"
 
 
+class TestTorchao:
+    SECTION: ClassVar[dict[str, Any]] = {
+        "quant_method": "torchao",
+        "quant_type": {
+            "default": {"_type": "Int8WeightOnlyConfig", "_version": 2, "_data": {"group_size": None}}
+        },
+        "include_input_output_embeddings": False,
+        "modules_to_not_convert": ["mtp"],
+    }
+
+    def test_linears_in_layers(self):
+        assert formats(self.SECTION, Q_PROJ, EMBEDDING, LM_HEAD, FC) == ["torchao", None, None, None]
+        with_more = self.SECTION | {"include_input_output_embeddings": True}
+        assert formats(with_more, Q_PROJ, EMBEDDING, LM_HEAD) == ["torchao"] * 3
+
+    def test_modules_of_their_own(self):
+        own = {
+            "_type": "FqnToConfig",
+            "_data": {"fqn_to_config": {Q_PROJ: None, "_default": {}, EXPERT: {"_type": "x"}}},
+        }
+        section = self.SECTION | {"quant_type": {"default": own}}
+        assert formats(section, Q_PROJ, EXPERT, GATE_PROJ) == [None, "torchao", "torchao"]
+
+
+def test_gptqmodel_has_a_list_of_its_own():
+    section = {"quant_method": "gptq", "bits": 4, "meta": {"quantizer": ["gptqmodel:7.6.0"]}}
+    assert [
+        found.or_floats for found in (claim(section, ROUTER), claim({**section, "meta": {}}, ROUTER)) if found
+    ] == [
+        True,
+        False,
+    ]
+    ruled = claim(section | {"dynamic": {f"+:{GATE_PROJ}": {"bits": 8}}}, GATE_PROJ)
+    assert ruled is not None and not ruled.or_floats
+
+
 def test_modelopt_per_channel_and_per_token():
     found = claim({"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, Q_PROJ)
     assert found is not None and (found.format, found.activations) == ("fp8", "FP8_PER_CHANNEL_PER_TOKEN")

@@ -28,6 +28,7 @@ METHODS = (
     "auto-round",
     "quark",
     "bitsandbytes",
+    "torchao",
     "unheard-of",
 )
 KEYS = (
@@ -58,6 +59,8 @@ KEYS = (
     "checkpoint_format",
     "lm_head",
     "quant_algo",
+    "quant_type",
+    "include_input_output_embeddings",
     Q_PROJ,
 )
 WRONG = (

@@ -37,12 +37,14 @@ from support.packing_ints import (
     mlx,
     modelopt_int4,
     pack_quantized,
+    quark,
     read_awq,
     read_awq_gemv,
     read_gptq,
     read_ints,
     read_mlx,
     read_modelopt_int4,
+    read_quark,
     read_unrounded_int4,
     unrounded_int4,
 )
@@ -92,6 +94,9 @@ def hint_of(how: str) -> dict[str, Any]:
         return {
             "weights": {"num_bits": 8, "type": "float"} if "fp8" in how else {"num_bits": 4, "type": "int"}
         }
+    if how.startswith("quark"):
+        signed = how == "quark_int4"
+        return {"dtype": "int4" if signed else "uint4", "pack_method": "order" if signed else "reorder"}
     if not how.startswith("gptq"):
         return {}
     return {"checkpoint_format": "gptq_v2" if how == "gptq_v2" else "gptq"}
@@ -146,6 +151,8 @@ FORMATS: dict[str, tuple[Callable[..., Parts], Callable[..., np.ndarray]]] = {
     "fp4": (partial(bnb4, "fp4"), partial(read_bnb4, "fp4")),
     "bnb8": (bnb8, read_bnb8),
     "awq_gemv": (awq_gemv, read_awq_gemv),
+    "quark_int4": (partial(quark, True), partial(read_quark, True)),
+    "quark_uint4": (partial(quark, False), partial(read_quark, False)),
     "modelopt_int4": (modelopt_int4, read_modelopt_int4),
     "modelopt_int4_smooth": (partial(modelopt_int4, smooth=True), read_modelopt_int4),
     "torchao_int8": (torchao_int8, read_torchao_int8),

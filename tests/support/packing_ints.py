@@ -169,3 +169,28 @@ def read_unrounded_int4(parts: Parts, rows: int, columns: int) -> np.ndarray:
     scale = parts["weight_scale"].numpy()
     each = spread(scale, rows, columns, (1, columns // scale.shape[1]))
     return np.clip(np.round(parts["weight"].numpy() / each), -8, 7) * each
+
+
+def quark(signed: bool, weight: Tensor) -> Parts:
+    """Below zero and in order without zero points, or above it in AWQ's order with them."""
+    runs = column_order(weight.shape[1], fitting_group(weight.shape[1], 32), shuffled=False)
+    codes, scale, zero = rounded_ints(weight, 4, runs, not signed, torch.bfloat16)
+    if signed:
+        fields = ((codes - 8) & 15).t().numpy()
+        return {"weight": words_of(fields, 4), "weight_scale": scale.t().contiguous()}
+    return {
+        "weight": words_of(_awq_places(codes.t()), 4),
+        "weight_scale": scale.t().contiguous(),
+        "weight_zero_point": words_of(_awq_places(zero.t()), 4),
+    }
+
+
+def read_quark(signed: bool, parts: Parts, rows: int, columns: int) -> np.ndarray:
+    places = range(rows) if signed else [8 * (row // 8) + AWQ_ORDER.index(row % 8) for row in range(rows)]
+    codes = fields_of(parts["weight"], 4, rows)[:, list(places)].T
+    scale = floats(parts["weight_scale"]).T
+    if signed:
+        codes, zero = np.where(codes > 7, codes - 16, codes), np.zeros(scale.shape)
+    else:
+        zero = fields_of(parts["weight_zero_point"], 4, rows)[:, list(places)].T
+    return affine(codes, zero, scale, None).reshape(rows, columns)
