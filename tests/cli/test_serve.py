@@ -10,7 +10,10 @@ import threading
 import time
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from headlong.checkpoint.source import EMBEDDED
 from headlong.server import keys
 from headlong.server.settings import OPTIONS
 from support.command import Headlong
@@ -96,8 +99,12 @@ def test_keys_requests_and_a_clean_end(tmp_path) -> None:
         assert keys.digest(key).hex() not in text
 
 
-def test_an_open_server_says_so_and_a_second_signal_does_not_wait() -> None:
-    with serving("--host", "0.0.0.0", "--drain-timeout", "600") as server:
+def test_an_open_server_says_so_and_a_second_signal_does_not_wait(tmp_path) -> None:
+    """Its model has an adapter beside it, which is told at the start, too."""
+    for file in EMBEDDED.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    save_file({"lora": torch.ones(1)}, tmp_path / "adapter_model.safetensors")
+    with serving(str(tmp_path), "--host", "0.0.0.0", "--drain-timeout", "600") as server:
         server.url = server.url.replace("0.0.0.0", "127.0.0.1")
         assert server.ask("/v1/models")[0] == 200
         status, body = server.ask("/v1/model/unload", {})
@@ -109,7 +116,12 @@ def test_an_open_server_says_so_and_a_second_signal_does_not_wait() -> None:
         server.signal(signal.SIGINT)
         entries = assert_cancelled(server, running)
     warnings = [entry["message"] for entry in entries if entry["level"] == "warning"]
-    assert any("no API key" in text for text in warnings) and any("admin_keys" in text for text in warnings)
+    for said in (
+        "no API key",
+        "admin_keys",
+        "adapter_model.safetensors: an adapter (LoRA) that is not applied",
+    ):
+        assert any(said in text for text in warnings), said
 
 
 def test_draining_has_an_end_and_slow_kernels_are_told() -> None:

@@ -95,6 +95,13 @@ def quant_config(how: str) -> dict:
     if "weights" in said:
         group = {"targets": ["Linear"], **said}
         return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+    if how.startswith("quark"):
+        weight = {"weight": {"dtype": said["dtype"]}}
+        return {
+            "quant_method": "quark",
+            "global_quant_config": weight,
+            "export": {"pack_method": said["pack_method"]},
+        }
     return {"quant_method": "gptq"} | said if said else {}
 
 
@@ -134,7 +141,7 @@ def others(how: str) -> list[str | None]:
 
 
 SELDOM = ("mxfp4_modelopt", "mxfp4_mlx", "mxfp8", "nvfp4_mlx", "bnb8", "modelopt_int4_smooth", "torchao")
-SELDOM += ("unrounded", "nf4_nested")
+SELDOM += ("unrounded", "nf4_nested", "fp4", "quark_int4")
 """Formats that differ from others in how their parts are called or read, and not in how models are loaded."""
 
 

@@ -10,7 +10,7 @@ from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.config import EngineConfig
 from headlong.engine.build import survey
 from headlong.errors import HeadlongError
-from support import artifacts, packing
+from support import artifacts, packing_bits
 from support.artifacts import RELEASES, Artifact
 from support.steps import Driver, load
 from support.tiny import random_tokens
@@ -42,7 +42,7 @@ def label(how: str, columns: int) -> str:
         "mlx4": ("mlx ", 4, 64),
         "mlx8": ("mlx ", 8, 64),
     }[how]
-    group = packing.fitting_group(columns, wanted)
+    group = packing_bits.fitting_group(columns, wanted)
     is_whole = group == columns and how in ("gptq_v1", "awq")
     return f"{family}int{bits} {'channel' if is_whole else f'group {group}'}"
 

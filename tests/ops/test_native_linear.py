@@ -25,7 +25,7 @@ from headlong.quant.detect import detect
 from headlong.quant.format import Weight
 from headlong.quant.gguf import BLOCK_SIZES, GgufBlocks
 from headlong.quant.gptq import GptqWeight
-from support import packing
+from support import packing, packing_bits
 from support.gguf_models import SCALES
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="native kernels are not built or turned off")
@@ -72,7 +72,7 @@ def stored(how: str, outs: int, size: int) -> Weight:
 
 def eight_bits(group: int, zero_points: bool, outs: int, size: int) -> Weight:
     """Any byte is a code; a group is cut to what divides the size."""
-    group = packing.fitting_group(size, group)
+    group = packing_bits.fitting_group(size, group)
     generator = torch.Generator().manual_seed(outs)
     random_bytes = partial(torch.randint, -128, 128, generator=generator, dtype=torch.int8)
     parts = {"weight": random_bytes((outs, size)), "weight_scale": draw(outs, size // group, seed=1) / 64}

@@ -26,6 +26,7 @@ from headlong.ops.latent_attention import triton_kernels as latent_attention
 from headlong.ops.linear import triton_paired as paired
 from headlong.ops.linear import triton_gemm as linear
 from headlong.ops.linear.triton_gemm import CodeLayout
+from headlong.ops.linear import triton_unpack
 from headlong.ops.linear import triton_split_k as split_k
 from headlong.ops.moe import triton_kernels as moe
 from headlong.ops.penalise import triton as penalise
@@ -99,6 +100,13 @@ found["experts gated"] = compiled(
     **{**cut, "PARTS": 2}, offsets_ptr=None, row_scales_ptr=None, bias_ptr=None, **layouts["bfloat16"][1],
     PAIRS_PER_INPUT=4, ONE_INPUT=False, BLOCK_M=16, BLOCKS_READY=False, ACTIVATION=None,
 )
+tables = (("mxfp4", triton_unpack.E2M1, 32), ("nf4", triton_unpack.NF4, 64), ("fp4", triton_unpack.FP4, 64))
+for name, encoding, group in tables:
+    found[f"table {name}"] = compiled(
+        linear.gemm_kernel, {"x_ptr": "*bf16", "out_ptr": "*fp32", "codes_ptr": "*u8", "scales_ptr": "*fp32"},
+        {"num_stages": 2}, **missing, **cut, LAYOUT=CodeLayout(encoding, 0, 2, group, 1, 64), BLOCK_K=64,
+        SPLIT_K=True, INPUTS_READY=False, BLOCK_M=8,
+    )
 weights, layout = layouts["fp8"]
 pointers = {"x_ptr": "*bf16", "out_ptr": "*fp32", "floats_ptr": "*bf16", "float_out_ptr": "*fp32", **weights}
 sizes = {n: v for n, v in {**cut, **layout}.items() if n in paired.paired_gemm_kernel.arg_names}
@@ -320,6 +328,14 @@ def test_penalties_are_not_fused(programs):
 @pytest.mark.parametrize("kind", ["bfloat16", "fp8"])
 def test_blocks_that_are_not_ready_are_waited_for(programs, kind):
     assert order(programs[f"experts {kind} False"], WAIT, COPY, LOAD)[0] == WAIT
+
+
+@pytest.mark.parametrize(("kind", "lookups"), [("mxfp4", False), ("nf4", True), ("fp4", True)])
+def test_codes_of_a_table_compile(programs, kind, lookups):
+    """Those that are looked up are so, four at a time, and none is picked from sixteen numbers one by one."""
+    program = programs[f"table {kind}"]
+    assert ("prmt.b32 low, begin, end, place;" in program) == lookups
+    assert program.count("selp") < 20
 
 
 @pytest.mark.parametrize("kernel", ["rotate", "rotate, of floats", "attend", "keys", "values"])

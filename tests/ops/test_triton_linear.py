@@ -24,7 +24,7 @@ from headlong.quant.format import PackedWeight, Weight
 from headlong.quant.fp8 import Fp8Format
 from headlong.quant.gguf import BLOCK_SIZES, GgufBlocks
 from headlong.quant.plain import PlainFormat
-from support import packing
+from support import packing, packing_bits
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = ((70, 96), (65, 320))
@@ -42,7 +42,7 @@ def tokens(count: int, size: int, seed: int = 7) -> Tensor:
     return draw(count, size, seed=seed).bfloat16().half().float().to(DEVICE)
 
 
-def moved(parts: packing.Parts) -> packing.Parts:
+def moved(parts: packing_bits.Parts) -> packing_bits.Parts:
     return {name: part if name == "weight_shape" else part.to(DEVICE) for name, part in parts.items()}
 
 
@@ -71,7 +71,7 @@ def blocks(type_name: str, outs: int, size: int) -> Weight:
 
 def eight_bits(group: int, outs: int, size: int) -> Weight:
     """Any byte is a code, and a zero point."""
-    group = packing.fitting_group(size, group)
+    group = packing_bits.fitting_group(size, group)
     random_bytes = partial(
         torch.randint, -128, 128, generator=torch.Generator().manual_seed(outs), dtype=torch.int8
     )

@@ -14,7 +14,8 @@ from headlong.errors import CheckpointError
 from headlong.quant.compressed import CompressedInts, CompressedIntsWeight
 from headlong.quant.format import Part
 from headlong.quant.ints import pick_fields, unpack_fields
-from support.packing import fields_of, floats, header, words_of
+from support.packing import header
+from support.packing_bits import fields_of, floats, words_of
 
 SHARED = {
     "group": lambda rows, groups: (rows, groups),

@@ -19,6 +19,7 @@ from headlong.quant.mlx import MlxFormat
 from headlong.quant.modelopt_ints import ModeloptInts
 from headlong.quant.mx import MxFormat
 from headlong.quant.nvfp4 import Nvfp4Format
+from headlong.quant.quark_ints import QuarkInts
 from headlong.quant.scaled_inputs import ScaledInputs
 from headlong.quant.torchao import TorchaoFormat
 from headlong.quant.unrounded import Unrounded
@@ -36,7 +37,9 @@ FAMILY = {
     "gptq3": GptqFormat,
     "mxfp4": MxFormat,
     "mxfp8": MxFormat,
+    "quark": QuarkInts,
     "nf4": Bnb4Format,
+    "fp4": Bnb4Format,
     "bnb8": Bnb8Format,
     "modelopt": ModeloptInts,
     "torchao": TorchaoFormat,

@@ -12,7 +12,8 @@ from torch import Tensor
 from headlong.errors import CheckpointError
 from headlong.quant.format import Part
 from headlong.quant.fp8 import Fp8Format, Fp8Weight, decode_fp8
-from support.packing import floats, header, spread
+from support.packing import header
+from support.packing_bits import floats, spread
 
 E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
 SCALE_DTYPES = [torch.float32, torch.bfloat16, torch.float16, E8M0]

@@ -10,7 +10,8 @@ from torch import Tensor
 from headlong.errors import CheckpointError
 from headlong.quant.format import Part
 from headlong.quant.gptq import GptqFormat, GptqWeight
-from support.packing import header, words_of
+from support.packing import header
+from support.packing_bits import words_of
 
 V1, V2 = {"checkpoint_format": "gptq"}, {"checkpoint_format": "gptq_v2"}
 

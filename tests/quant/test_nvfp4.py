@@ -10,7 +10,8 @@ from torch import Tensor
 from headlong.errors import CheckpointError
 from headlong.quant.format import Part
 from headlong.quant.nvfp4 import Nvfp4Format, Nvfp4Weight
-from support.packing import floats, header, minifloat, spread
+from support.packing import header
+from support.packing_bits import floats, minifloat, spread
 
 
 def random_parts(rows: int, columns: int, groups: int, divides: bool, scalar: tuple[int, ...] = ()) -> dict:

@@ -7,9 +7,11 @@ import torch
 
 from headlong.errors import CheckpointError
 from headlong.quant.detect import detect
-from support.packing import STATE, header, hint_of, pack
+from support.packing import header, hint_of, pack, unpacked
+from support.packing_libraries import STATE
 
 SHAPE = (16, 64)
+STATE_NF4 = STATE + "nf4"
 
 
 def read(how: str, change: dict, hint: dict | None = None):
@@ -20,7 +22,7 @@ def read(how: str, change: dict, hint: dict | None = None):
 
 def state(**fields) -> dict:
     text = json.dumps({"quant_type": "nf4", "blocksize": 64, "shape": list(SHAPE)} | fields)
-    return {STATE: torch.tensor(list(text.encode()), dtype=torch.uint8)}
+    return {STATE_NF4: torch.tensor(list(text.encode()), dtype=torch.uint8)}
 
 
 @pytest.mark.parametrize(
@@ -32,8 +34,8 @@ def state(**fields) -> dict:
         ("nf4", state(blocksize=128), "says blocksize 128 where tensors say 64"),
         ("nf4", state(quant_type="fp4"), "says quant_type 'fp4' where tensors say 'nf4'"),
         ("nf4", state(shape=[64, 16]), "says shape"),
-        ("nf4", {STATE: torch.tensor([1, 2, 3], dtype=torch.uint8)}, "is no JSON"),
-        ("nf4", {STATE: None}, "needs weight.quant_state"),
+        ("nf4", {STATE_NF4: torch.tensor([1, 2, 3], dtype=torch.uint8)}, "is no JSON"),
+        ("nf4", {STATE_NF4: None}, "needs weight.quant_state"),
         ("nf4", {"weight.absmax": torch.ones(15)}, "no size of blocks"),
         ("nf4_nested", {"weight.nested_absmax": None}, "nested_absmax is missing"),
         ("bnb8", {"weight_format": torch.ones((), dtype=torch.uint8)}, "weight_format is not 0"),
@@ -63,6 +65,21 @@ def test_floats_with_scales_need_a_config():
         detect(header(parts), SHAPE, {})
     with pytest.raises(CheckpointError, match="rounds to float of 4 bits cannot be read"):
         detect(header(parts), SHAPE, {"weights": {"num_bits": 4, "type": "float"}})
+
+
+@pytest.mark.parametrize("how", ["quark_int4", "quark_uint4"])
+def test_codes_of_quark_need_a_config(how):
+    """Whether they are below zero, and in which order they lie in a word, no tensor says."""
+    parts, said = pack(torch.randn(SHAPE), how), hint_of(how)
+    wanted = unpacked(how, parts, SHAPE)
+    assert torch.equal(detect(header(parts), SHAPE, said).pack(parts, SHAPE).dequantize(0, SHAPE[0]), wanted)
+    for left_out in said:
+        with pytest.raises(CheckpointError, match="can be read in several ways"):
+            detect(header(parts), SHAPE, {name: value for name, value in said.items() if name != left_out})
+    other = {"int4": "uint4", "uint4": "int4", "order": "reorder", "reorder": "order"}
+    for name in said:
+        values = detect(header(parts), SHAPE, said | {name: other[said[name]]}).pack(parts, SHAPE)
+        assert not torch.equal(values.dequantize(0, SHAPE[0]), wanted)
 
 
 def test_a_mode_of_mlx_that_the_parts_are_not_of():

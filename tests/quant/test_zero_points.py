@@ -7,7 +7,8 @@ from torch import Tensor
 
 from headlong.errors import CheckpointError
 from headlong.quant.gptq import GptqFormat, GptqWeight
-from support.packing import header, rounded_ints, words_of
+from support.packing import header
+from support.packing_bits import rounded_ints, words_of
 
 SHAPE, GROUP = (64, 256), 32
 

@@ -135,7 +135,6 @@ RELEASES: dict[str, Release] = {
         },
         "Qwen--Qwen3.5-35B-A3B-GPTQ-Int4": {
             "packs": ((f"{TARGET}{EXPERTS}", "gptq_v1"),),
-            "lies": rf"{TARGET}mlp\.gate",
             "apart": ".*",
         },
         "AutoRound--Qwen3.6-27B-W4A16-GPTQ": {

@@ -58,7 +58,8 @@ class Detector:
         except CheckpointError as error:
             listed = ", ".join(sorted({str(info.file.name) for info in infos.values()}))
             raise CheckpointError(f"{module} in {listed}: {error}") from error
-        if claim is not None and not agrees(claim.format, found):
+        as_listed = claim is not None and claim.or_floats and isinstance(found, PlainFormat)
+        if claim is not None and not as_listed and not agrees(claim.format, found):
             says = "left in floats" if claim.format is None else claim.format
             self.disagreements[module] = (
                 f"the config says {says} ({claim.rule}), the tensors are {found.label}"

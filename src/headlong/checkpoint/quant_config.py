@@ -1,8 +1,8 @@
 """What a checkpoint's quantisation config claims of each module. A hint: what the tensors say wins.
 
-Reads the spellings of fp8, compressed-tensors, modelopt, GPTQ, AWQ, AutoRound, Quark, bitsandbytes and MLX; what their
-words mean is in `quant_words.py`. Knows names of modules; no tensors. A config may be wrong in every way, so nothing
-here is an error: what cannot be read is claimed of nobody.
+Reads the spellings of fp8, compressed-tensors, modelopt, GPTQ, AWQ, AutoRound, Quark, torchao, bitsandbytes and MLX;
+what their words mean is in `quant_words.py`. Knows names of modules; no tensors. A config may be wrong in every way, so
+nothing here is an error: what cannot be read is claimed of nobody.
 """
 
 import re
@@ -34,6 +34,7 @@ METHODS = frozenset(
         "bitsandbytes",
         "mxfp4",
         "mlx",
+        "torchao",
     }
 )
 """The methods that a `quant_method` may name whose tensors Headlong reads, as far as they are of a known format."""
@@ -53,6 +54,8 @@ class Claim:
     hint: Mapping[str, Any] = field(default_factory=dict)
     activations: str | None = None
     """What the config makes of the module's input, where it quantises that, too."""
+    or_floats: bool = False
+    """Whether the module may as well be in floats: its tool has a list of its own of what it leaves alone."""
 
 
 class QuantConfig:
@@ -90,6 +93,7 @@ class QuantConfig:
             "mlx": self._mlx,
             "auto-round": self._auto_round,
             "quark": self._quark,
+            "torchao": self._torchao,
         }
         return claims.get(self.method, self._everywhere)(names)
 
@@ -162,7 +166,8 @@ class QuantConfig:
                 if sign == "-":
                     return Claim(None, f"dynamic rule {rule!r}")
                 return Claim("gptq", f"dynamic rule {rule!r}", self._hint(changes))
-        return Claim("gptq", "quant_method 'gptq'", self._hint())
+        hint = self._hint()
+        return Claim("gptq", "quant_method 'gptq'", hint, or_floats=hint.get("writer") == "gptqmodel")
 
     def _mlx(self, names: tuple[str, ...]) -> Claim:
         for name in names:
@@ -202,7 +207,16 @@ class QuantConfig:
         weight = chosen.get("weight") if isinstance(chosen, Mapping) else None
         if not isinstance(weight, Mapping) or _is_outside_layers(names):
             return Claim(None, "Quark quantises linears in layers" if weight else f"{rule} has no weight")
-        return Claim(words.quark(weight), rule, self._hint(), words.quark_activations(chosen))
+        hint = self._hint(words.quark_hint(self.data, weight))
+        return Claim(words.quark(weight), rule, hint, words.quark_activations(chosen))
+
+    def _torchao(self, names: tuple[str, ...]) -> Claim:
+        if _is_outside_layers(names) and not self.data.get("include_input_output_embeddings"):
+            return Claim(None, "include_input_output_embeddings is not true")
+        for module, own in _objects(words.torchao_modules(self.data)):
+            if any(_matches(module, name) for name in names):
+                return Claim("torchao" if own else None, f"quant_type: {module!r}", self._hint())
+        return Claim("torchao", "quant_method 'torchao'", self._hint())
 
 
 def _is_outside_layers(names: tuple[str, ...]) -> bool:

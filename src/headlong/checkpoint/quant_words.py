@@ -37,7 +37,8 @@ _QUARK = {
     "fp8_e5m2": "fp8",
     "fp4": "mxfp4",
     "mxfp4": "mxfp4",
-    "uint4": "int4",
+    "uint4": "quark int4",
+    "int4": "quark int4",
     "uint8": "int8",
 }
 
@@ -130,9 +131,27 @@ def _packing(data: Mapping[str, Any]) -> str:
     return packing if isinstance(packing, str) else ""
 
 
+def torchao_modules(data: Mapping[str, Any]) -> Any:
+    """How modules are packed that have a way of their own, by name; null leaves one alone."""
+    given = data.get("quant_type")
+    given = given.get("default") if isinstance(given, Mapping) else None
+    inner = given.get("_data") if isinstance(given, Mapping) else None
+    if not isinstance(inner, Mapping) or "fqn" not in str(given.get("_type")).lower():
+        return {}
+    modules = next((value for value in inner.values() if isinstance(value, Mapping)), {})
+    return {name: own for name, own in modules.items() if name != "_default"}
+
+
 def quark(weight: Mapping[str, Any]) -> str:
     kind = str(weight.get("dtype"))
     return _QUARK.get(kind, kind)
+
+
+def quark_hint(data: Mapping[str, Any], weight: Mapping[str, Any]) -> dict[str, Any]:
+    """How codes lie in words, and of what they are."""
+    export = data.get("export")
+    method = export.get("pack_method") if isinstance(export, Mapping) else None
+    return {"dtype": weight.get("dtype"), "pack_method": method}
 
 
 def quark_activations(chosen: Any) -> str | None:

@@ -25,7 +25,7 @@ from headlong.quant.parts import (
 WIDTH = 4
 PER_WORD = 8
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Which nibble of its word each of eight features lies in: the nibbles hold features 0 2 4 6 1 3 5 7."""
+"""AWQ's order: the nibbles of a word hold features 0 2 4 6 1 3 5 7."""
 
 
 @dataclass(frozen=True)
@@ -83,26 +83,31 @@ class AwqWeight(GroupedInts):
     """One AWQ matrix in memory."""
 
     qweight_DW: Tensor
-    qzeros_GW: Tensor
+    qzeros_GW: Tensor | None
     scales_GO: Tensor
+    places: tuple[int, ...] = PLACES
+    """Which nibble of its word each of eight features lies in."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return (self.qweight_DW, self.qzeros_GW, self.scales_GO)
+        held = (self.qweight_DW, self.qzeros_GW, self.scales_GO)
+        return tuple(tensor for tensor in held if tensor is not None)
 
     def codes(self, rows: Rows) -> Tensor:
         if isinstance(rows, Tensor):
-            return pick_fields(self.qweight_DW, rows, WIDTH, PLACES).contiguous()
+            return pick_fields(self.qweight_DW, rows, WIDTH, self.places).contiguous()
         # Rows that follow each other share words, so each word is read once.
         before, words = rows.start // PER_WORD, slice(rows.start // PER_WORD, -(-rows.stop // PER_WORD))
         words_WD = self.qweight_DW[:, words].t().contiguous()
         codes_WPD = words_WD.new_empty((words_WD.shape[0], PER_WORD, self.in_features), dtype=torch.float32)
-        for row, place in enumerate(PLACES):
+        for row, place in enumerate(self.places):
             codes_WPD[:, row] = (words_WD >> WIDTH * place).bitwise_and_(15)
         return codes_WPD.flatten(0, 1)[rows.start - before * PER_WORD : rows.stop - before * PER_WORD]
 
-    def zeros(self, rows: Rows) -> Tensor:
-        return pick_fields(self.qzeros_GW, row_numbers(rows, self.device), WIDTH, PLACES)
+    def zeros(self, rows: Rows) -> Tensor | None:
+        if self.qzeros_GW is None:
+            return None
+        return pick_fields(self.qzeros_GW, row_numbers(rows, self.device), WIDTH, self.places)
 
     def scales(self, rows: Rows) -> Tensor:
         return self.scales_GO[:, rows].t().float()

@@ -20,6 +20,14 @@ from headlong.quant.ints import lookup_nibbles, split_nibbles
 from headlong.quant.parts import Rows, RowWeight, by_group, check_finite, expect, row_numbers
 
 KINDS = ("nf4", "fp4")
+NF4_TABLE = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+FP4_TABLE = tuple(sign * number / 192 for sign in (1, -1) for number in (0, 1, 128, 192, 64, 96, 32, 48))
+"""What codes stand for in files as bitsandbytes writes them; a file brings its own table, which may be another."""
 STATE = "weight.quant_state.bitsandbytes__"
 BLOCKS = tuple(1 << power for power in range(5, 13))
 NESTED_BLOCKS = (256, *BLOCKS)

@@ -21,6 +21,7 @@ from headlong.quant.mx import MxFormat
 from headlong.quant.nvfp4 import Nvfp4Format
 from headlong.quant.parts import ACTIVATION_PARTS, listed
 from headlong.quant.plain import PlainFormat
+from headlong.quant.quark_ints import QuarkInts
 from headlong.quant.unrounded import Unrounded
 
 FAMILIES = (
@@ -28,6 +29,7 @@ FAMILIES = (
     bitsandbytes.Bnb8Format,
     torchao.TorchaoFormat,
     MxFormat,
+    QuarkInts,
     Unrounded,
     PlainFormat,
     Fp8Format,

@@ -13,7 +13,8 @@ import triton
 from torch import Tensor
 
 from headlong.errors import CheckpointError
-from headlong.ops.linear.triton_unpack import E2M1, E4M3, FLOAT, INTEGER, NIBBLE
+from headlong.ops.linear.triton_lookup import FP4_UNIT
+from headlong.ops.linear.triton_unpack import E2M1, E4M3, FLOAT, FP4, INTEGER, NF4, NIBBLE
 from headlong.ops.linear.triton_weight import (
     COLUMNS,
     DTYPES,
@@ -23,6 +24,7 @@ from headlong.ops.linear.triton_weight import (
     interleaved,
 )
 from headlong.ops.triton_launch import CONVERTS_E4M3
+from headlong.quant.bitsandbytes import FP4_TABLE, NF4_TABLE, Bnb4Weight
 from headlong.quant.format import PackedWeight, Weight
 from headlong.quant.fp8 import Fp8Weight, decode_fp8
 from headlong.quant.ints import split_nibbles
@@ -68,6 +70,8 @@ def layout_of(weight: Weight) -> WeightLayout | str:
         layout = WeightLayout(E2M1, torch.uint8, 4, GROUP)
     elif isinstance(weight, Nvfp4Weight):
         layout = WeightLayout(E2M1, torch.uint8, 4, weight.group, has_row_scales=True)
+    elif isinstance(weight, Bnb4Weight):
+        layout = _table_layout(weight)
     else:
         layout = _integer_layout(weight)
     if (
@@ -97,6 +101,15 @@ def _integer_layout(weight: PackedWeight) -> WeightLayout | str:
     return WeightLayout(code, stored, bits, group, zero_point=zero, has_offsets=grouping.has_offsets)
 
 
+def _table_layout(weight: Bnb4Weight) -> WeightLayout | str:
+    if weight.float_coding() is None:
+        return f"blocks of {weight.block} do not divide {weight.in_features} columns"
+    for encoding, numbers in ((NF4, NF4_TABLE), (FP4, FP4_TABLE)):
+        if torch.allclose(torch.tensor(weight.table), torch.tensor(numbers), rtol=2.0**-22, atol=0.0):
+            return WeightLayout(encoding, torch.uint8, 4, weight.block)
+    return f"the table of this {weight.format.label} weight is not the usual one"
+
+
 def rows_of(weight: Weight, layout: WeightLayout, first: int, last: int) -> Rows:
     """The rows [first, last) as the kernels read them."""
     if isinstance(weight, PlainWeight):
@@ -121,6 +134,9 @@ def rows_of(weight: Weight, layout: WeightLayout, first: int, last: int) -> Rows
         # bfloat16 has every power of two that may be one of these.
         scales_RG = decode_fp8(weight.scale_OG[first:last]).bfloat16()
         return Rows(pair_codes(split_nibbles(weight.codes_OB[first:last]), 4), scales_RG)
+    if isinstance(weight, Bnb4Weight):
+        codes, scales_RG = weight.grouped(first, last)[:2]
+        return Rows(pair_codes(codes, 4), scales_RG / (FP4_UNIT if layout.encoding == FP4 else 1))
     codes, scales, offsets, scale_wholes, offset_wholes = weight.grouped(first, last)
     scales, offsets = _whole(scales, scale_wholes), _whole(offsets, offset_wholes)
     codes = pair_codes((codes.int() + layout.zero_point & 255).to(torch.uint8), layout.bits)

@@ -4,8 +4,8 @@ keep up with memory. Scales are not part of it.
 A code shares its word with another, each of one half of a step's columns, so that a thread finds the codes of
 neighbouring columns side by side in a register and unpacks two at a time.
 
-Legend. ENCODING is one of FLOAT, E4M3, INTEGER, NIBBLE and E2M1, ZERO_POINT the code of 0, DTYPE what is multiplied
-in.
+Legend. ENCODING is one of FLOAT, E4M3, INTEGER, NIBBLE, E2M1, NF4 and FP4, ZERO_POINT the code of 0, DTYPE what is
+multiplied in. The numbers of NF4 are no exact ones of sixteen bits and are rounded to DTYPE, as bitsandbytes does.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -14,14 +14,17 @@ import triton
 import triton.language as tl
 from triton import knobs
 
+from headlong.ops.linear.triton_lookup import fp4, nf4
 from headlong.ops.triton_launch import CONVERTS_E4M3
 
-FLOAT, E4M3, INTEGER, NIBBLE, E2M1 = range(5)
+FLOAT, E4M3, INTEGER, NIBBLE, E2M1, NF4, FP4 = range(7)
 """Encodings of a weight's codes. All but floats come two to a word, one of each half of a step's columns."""
 _FLOAT = tl.constexpr(FLOAT)
 _E4M3 = tl.constexpr(E4M3)
 _NIBBLE = tl.constexpr(NIBBLE)
 _E2M1 = tl.constexpr(E2M1)
+_NF4 = tl.constexpr(NF4)
+_FP4 = tl.constexpr(FP4)
 INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 _2_TO_120 = tl.constexpr(2.0**120)
 _2_TO_126 = tl.constexpr(2.0**126)
@@ -92,6 +95,10 @@ def decode(codes, half: tl.constexpr, ENCODING: tl.constexpr, ZERO_POINT: tl.con
         field = (codes >> 4 * half).to(tl.uint32)
         # Sign, exponent and mantissa where float32 has them; then only the exponent's bias is wrong.
         return (((field & 8) << 28) | ((field & 7) << 22)).to(tl.float32, bitcast=True) * _2_TO_126
+    elif ENCODING == _NF4:
+        return nf4(codes, half, DTYPE)
+    elif ENCODING == _FP4:
+        return fp4(codes, half, DTYPE)
     elif ENCODING == _E4M3:
         return _e4m3(codes, half, DTYPE)
     else:

@@ -1,0 +1,177 @@
+"""What an artifact is compared by: matrices, next tokens and their log-probabilities, and how many drafts are accepted.
+
+The truth is a model of floats: what the tool itself unpacks from what it wrote, and where it says nothing the source's
+own tensors. Knows no tools.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from headlong import LLM, SamplingParams
+from headlong.checkpoint.checkpoint import Checkpoint
+from headlong.checkpoint.load import WeightLoader
+from headlong.convert.graft import graft
+from headlong.engine.build import Blueprint, survey
+
+PROMPTS = (
+    "Write a short story about a mouse who wants to see the sea.",
+    "Explain why the sky is blue to a child.",
+    "Give me three tips for learning a language.",
+    "Write a short poem about a quiet river.",
+)
+MORE_PROMPTS = (
+    "Write a short story about a shy dragon who learns to share.",
+    "Write a short story about a clock that runs backwards.",
+    "Explain rain to a child.",
+    "Explain how bees make honey to a child.",
+    "Give me three tips for saving money.",
+    "Give me three tips for growing tomatoes.",
+    "Write a short poem about autumn.",
+    "Write a letter to my future self.",
+    "Write a letter to a teacher to say thank you.",
+    "Write a dialogue between a cat and a dog.",
+    "Write a dialogue between the sun and the moon.",
+    "Write a dialogue between two old trees.",
+)
+"""Drafts are counted over these, too: a text of its own by each model, so that few would say little."""
+TOKENS, DRAFT_TOKENS = 80, 3
+CLOSE = 2**-7
+"""How far a weight may be from the tool's, in parts of the matrix's largest: tools unpack to bfloat16."""
+LEAST_ROWS = 32
+"""Rows of a matrix that is kept as a fixture."""
+_WRAPPERS = ("", "model.", "model.language_model.", "language_model.model.", "language_model.")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """How a checkpoint compares with the tool's own floats over all tokens of the prompts' answers."""
+
+    count: int
+    alike: int
+    """Tokens that come next in both."""
+    off: float
+    """How far log-probabilities are apart, on average."""
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """What drafting gives."""
+
+    exact: bool
+    """Whether tokens are those of plain decoding."""
+    rate: float
+    """The part of drafts that is accepted."""
+
+
+def found_in(meant: dict[str, Tensor], name: str) -> Tensor | None:
+    """What the tool says of a tensor, by its canonical name."""
+    return next((meant[wrapper + name].float() for wrapper in _WRAPPERS if wrapper + name in meant), None)
+
+
+def pairs(blueprint: Blueprint, meant: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Matrices by canonical name with what the tool says that they mean."""
+    for name in blueprint.formats:
+        if (found := found_in(meant, name)) is not None:
+            yield name, found
+
+
+def compare_weights(blueprint: Blueprint, meant: dict[str, Tensor]) -> tuple[list[str], float]:
+    """The formats of the matrices, and the largest part of a matrix's weights that are not the tool's."""
+    loader = WeightLoader(blueprint.names, blueprint.detector, torch.float32, "cpu", keep_stored=True)
+    worst, labels = 0.0, set()
+    for name, wanted in pairs(blueprint, meant):
+        weight = loader.matrix(name, *wanted.shape)
+        found = weight.float() if isinstance(weight, Tensor) else weight.dequantize(0, weight.out_features)
+        far = (found - wanted).abs() > CLOSE * wanted.abs().max()
+        worst = max(worst, float(far.float().mean()))
+        labels.add(blueprint.formats[name].label)
+    return (sorted(labels), worst) if labels else (["nothing to compare"], float("inf"))
+
+
+def write_floats(source: Path, meant: dict[str, Tensor], folder: Path) -> None:
+    """The source with the tool's own numbers, in float32."""
+    checkpoint = Checkpoint.open(source)
+    tensors = {}
+    for name, info in survey(checkpoint).names.sources.items():
+        found = found_in(meant, name)
+        tensors[info.name] = (checkpoint.read(info.name).float() if found is None else found).contiguous()
+    folder.mkdir(exist_ok=True)
+    for file in source.iterdir():
+        if file.suffix != ".safetensors" and "index" not in file.name:
+            (folder / file.name).write_bytes(file.read_bytes())
+    save_file(tensors, folder / "model.safetensors")
+
+
+def compare_tokens(floats: Path, packed: Path) -> Tokens:
+    """Both read what the model of floats answers, token by token."""
+    truth = LLM(floats, device="cpu", dtype="float32")
+    starts = [tuple(ids) for ids in _starts(truth, PROMPTS)]
+    plain = SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=0.0, draft_tokens=0)
+    whole = [
+        start + answer.token_ids for start, answer in zip(starts, truth.generate(starts, plain), strict=True)
+    ]
+    reading = SamplingParams(
+        max_tokens=1, ignore_eos=True, temperature=0.0, draft_tokens=0, prompt_logprobs=0
+    )
+    answers = [llm.generate(whole, reading) for llm in (truth, LLM(packed, device="cpu", dtype="float32"))]
+    read = [
+        [token for one in answer for token in (one.prompt_logprobs or ())[-TOKENS:]] for answer in answers
+    ]
+    gaps = [abs(one.logprobs.logprob - other.logprobs.logprob) for one, other in zip(*read, strict=True)]
+    alike = sum(one.rank == other.rank == 1 for one, other in zip(*read, strict=True))
+    return Tokens(len(gaps), alike, sum(gaps) / len(gaps))
+
+
+def count_drafts(model: Path, texts: Path) -> Drafts:
+    """With the head that lies in the model; `texts` is a model whose tokenizer and chat template are taken."""
+    starts = _starts(LLM(texts, device="cpu"), (*PROMPTS, *MORE_PROMPTS))
+    llm = LLM(model, device="cpu", mtp="on")
+    answers = [
+        llm.generate(
+            starts, SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=0.0, draft_tokens=count)
+        )
+        for count in (0, DRAFT_TOKENS)
+    ]
+    exact = [each.token_ids for each in answers[0]] == [each.token_ids for each in answers[1]]
+    drafted = sum(each.stats.drafted for each in answers[1])
+    return Drafts(exact, sum(each.stats.accepted for each in answers[1]) / drafted)
+
+
+def with_head(packed: Path, whole: Path) -> Path:
+    """The artifact with the source's head, as its own format is drafted for."""
+    out = packed.with_name(f"{packed.name}-mtp")
+    graft(packed, whole, out, force=True)
+    return out
+
+
+def reduce(blueprint: Blueprint, meant: dict[str, Tensor], path: Path) -> None:
+    """Keeps a small packed matrix: its parts as they are stored, what it means, and the config."""
+    checkpoint = blueprint.checkpoint
+    packed = [(wanted.numel(), name, wanted) for name, wanted in pairs(blueprint, meant)]
+    packed = [
+        each for each in packed if len(each[2]) >= LEAST_ROWS and len(blueprint.names.parts(each[1])) > 1
+    ]
+    _, name, wanted = min(packed, key=lambda each: each[:2])
+    parts = {part: checkpoint.read(info.name) for part, info in blueprint.names.parts(name).items()}
+    said = checkpoint.config.get("quantization_config") or checkpoint.config.get("quantization") or {}
+    first = next(iter(blueprint.names.parts(name).items()))
+    metadata = {
+        "module": first[1].name.removesuffix(f".{first[0]}"),
+        "config": json.dumps({"quantization_config": said}),
+        "beside": json.dumps(dict(checkpoint.quant_config)),
+        "label": blueprint.formats[name].label,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    as_bfloat = wanted.bfloat16()
+    meaning = as_bfloat if torch.equal(as_bfloat.float(), wanted) else wanted
+    save_file(parts | {"meant": meaning}, path, metadata)
+
+
+def _starts(llm: LLM, prompts: tuple[str, ...]) -> list[list[int]]:
+    return [list(llm.text.encode_chat([{"role": "user", "content": prompt}])) for prompt in prompts]
