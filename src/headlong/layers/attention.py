@@ -33,6 +33,10 @@ class AttentionConfig:
     gated: bool = True
     normed: bool = True
     centred_norms: bool = True
+    window: int | None = None
+    """How many positions a token attends to, its own the last of them; None for all up to its own."""
+    sinks: bool = False
+    """Whether each head has a score that takes part in its softmax and has no value."""
 
 
 class Attention:
@@ -51,7 +55,10 @@ class Attention:
         )
         self.out = scope.linear("o_proj", c.hidden_size, heads * dim, bias=c.out_bias, shard=Shard.INPUT)
         qk_norm = self._qk_norm(scope) if c.normed else None
-        self.attend = scope.ops.gated_attention(GatedAttentionWeights(heads, kv, dim, qk_norm, c.gated))
+        sinks_H = scope.vector("sinks", heads) if c.sinks else None
+        self.attend = scope.ops.gated_attention(
+            GatedAttentionWeights(heads, kv, dim, qk_norm, c.gated, c.window, sinks_H)
+        )
 
     def _order(self) -> Tensor:
         """Which stored row each output is: q_proj has a query, then a gate per head; wanted are queries, keys, gates,
