@@ -1,4 +1,4 @@
-"""Full attention over pages: query and key norms and an output gate where a family has them."""
+"""Attention over pages: a window, sinks, query and key norms and an output gate where a family has them."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -33,8 +33,6 @@ class AttentionConfig:
     gated: bool = True
     normed: bool = True
     centred_norms: bool = True
-    window: int | None = None
-    """How many positions a token attends to, its own the last of them; None for all up to its own."""
     sinks: bool = False
     """Whether each head has a score that takes part in its softmax and has no value."""
 
@@ -43,7 +41,8 @@ class Attention:
     """One projection gives queries, keys, gates (if any) and values, in this order, so that queries and keys share
     their norm and their rotation."""
 
-    def __init__(self, config: AttentionConfig, scope: Scope) -> None:
+    def __init__(self, config: AttentionConfig, scope: Scope, window: int | None = None) -> None:
+        """`window` is how many positions a token attends to, its own the last of them; None for all up to its own."""
         self.config = c = config
         heads, kv, dim = c.num_heads, c.num_kv_heads, c.head_dim
         parts = (("q_proj", (1 + c.gated) * heads * dim), ("k_proj", kv * dim), ("v_proj", kv * dim))
@@ -57,7 +56,7 @@ class Attention:
         qk_norm = self._qk_norm(scope) if c.normed else None
         sinks_H = scope.vector("sinks", heads) if c.sinks else None
         self.attend = scope.ops.gated_attention(
-            GatedAttentionWeights(heads, kv, dim, qk_norm, c.gated, c.window, sinks_H)
+            GatedAttentionWeights(heads, kv, dim, qk_norm, c.gated, window, sinks_H)
         )
 
     def _order(self) -> Tensor:

@@ -89,7 +89,7 @@ class PreparedAttention(PreparedStep):
         seen = [block.pages(window, size) for block in self.blocks[blocks]]
         first_B = torch.tensor([pages.start for pages in seen], device=device)
         page_BP = first_B[:, None] + torch.arange(max(map(len, seen)), device=device)
-        pages_BP = self.pages_BP[blocks].gather(1, page_BP.clamp_(max=self.pages_BP.shape[1] - 1))
+        pages_BP = self.pages_BP[blocks].gather(1, page_BP.clamp(max=self.pages_BP.shape[1] - 1))
         place_BPS = page_BP[:, :, None] * size + torch.arange(size, device=device)
         place, position_BQ = place_BPS[:, :, None, None, None], self.position_BQ[blocks]
         position = position_BQ.view(-1, 1, 1, BLOCK, 1, 1)
