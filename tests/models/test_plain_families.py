@@ -119,7 +119,7 @@ OWN = {
             "rope": YARN | {"truncate": False},
             "intermediate_size": 11,
             "sliding_window": 5,
-            "swiglu_limit": 7.0,
+            "swiglu_limit": 0.7,
         },
     },
     "qwen3": {

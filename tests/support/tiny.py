@@ -276,7 +276,6 @@ FAMILIES = {
             "num_experts_per_tok": 2,
             "intermediate_size": 40,
             "sliding_window": 12,
-            "swiglu_limit": 1.5,
         },
         is_plain=True,
         arch="gpt-oss",
