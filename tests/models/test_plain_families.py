@@ -109,19 +109,37 @@ OWN = {
         "queries at once, in halves": {"q_lora_rank": None, "rope_interleave": False, "attention_bias": True},
     },
     "kimi_k2": {"yarn of one turn": {"rope": YARN | {"beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0}}},
+    "mistral": {"a window": {"sliding_window": 11}},
+    "qwen2": {
+        "later layers slide": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
+    },
+    "gpt_oss": {
+        "odd sizes, yarn": ODD
+        | {
+            "rope": YARN | {"truncate": False},
+            "intermediate_size": 11,
+            "sliding_window": 5,
+            "swiglu_limit": 0.7,
+        },
+    },
     "qwen3": {
+        "the first layer slides": {
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        },
         "biased": BIASED | {"head_dim": 24},
         "heads of 64": {"head_dim": 64, "rope": LLAMA3},
         "yarn": {"rope": YARN},
     },
 }
 """Besides what is tested of each."""
-LATENT = ("deepseek_v3", "kimi_k2", "glm4_moe_lite")
-"""Families with latent attention, which has no groups of heads."""
+ONCE = ("deepseek_v3", "kimi_k2", "glm4_moe_lite", "gpt_oss")
+"""Families that `EACH` does not suit: latent attention has no groups of heads, and experts no odd sizes of its own."""
 CASES = [
     pytest.param((family, changes), id=f"{family}: {name}")
     for family in PLAIN_FAMILIES
-    for name, changes in (({"as it is": {}} if family in LATENT else EACH) | OWN.get(family, {})).items()
+    for name, changes in (({"as it is": {}} if family in ONCE else EACH) | OWN.get(family, {})).items()
 ]
 
 
@@ -320,32 +338,37 @@ def test_packed_gguf_drafts_with_ngrams(family, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "qwen3_moe", "mimo"])
-def test_sliding_windows_are_off_or_refused(family, tmp_path):
+def test_windows_are_mostly_off(family, tmp_path):
     config = tiny.read_config(tiny.make(tmp_path, family).folder)
     plain = registry.read_config(config)
     off = {"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 2}
     assert registry.read_config(config | off) == plain
-    assert registry.read_config(config | off | {"use_sliding_window": True, "max_window_layers": 3}) == plain
-    with pytest.raises(ConfigError, match="use_sliding_window true is not supported"):
-        registry.read_config(config | off | {"use_sliding_window": True})
-    with pytest.raises(ConfigError, match=r"layer_types: 'sliding_attention' is not supported"):
-        registry.read_config(
-            config | {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}
-        )
+    config.pop("layer_types", None)
+    on = registry.read_config(config | off | {"use_sliding_window": True})
+    by_number = ("full_attention", "full_attention", "sliding_attention")
+    assert on.layer_types == (("sliding_attention",) * 3 if family == "qwen3_moe" else by_number)
+    assert on.window == 4096 and replace(on, window=None, layer_types=plain.layer_types) == plain
+    sliding = {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}
+    with pytest.raises(
+        ConfigError, match=r"layer_types has 'sliding_attention', but there is no sliding_window"
+    ):
+        registry.read_config(config | off | sliding)
+    with pytest.raises(ConfigError, match="layer_types: 'linear_attention' is not supported, only 'full_att"):
+        registry.read_config(config | {"layer_types": ["linear_attention"] * 3})
     with pytest.raises(ConfigError, match=r"layer_types must list 3"):
         registry.read_config(config | {"layer_types": ["full_attention"]})
 
 
-def test_a_window_is_refused_where_it_would_matter(tmp_path):
-    """Mistral's: as long as the context that is served it changes nothing, and the sentence says how to have that."""
-    made = tiny.make(tmp_path, "mistral", seed=2, sliding_window=24)
-    with pytest.raises(
-        ConfigError, match=r"sliding_window 24: .* 512 tokens .*set max_context to at most 24"
-    ):
-        load(tmp_path)
+def test_a_file_that_cannot_name_a_window_ends_there(tmp_path):
+    """Up to there a model without one is the same; Llama's files, which Mistral has, know of none."""
+    made = tiny.make(tmp_path / "made", "mistral", seed=2, sliding_window=24)
+    with pytest.raises(ConfigError, match="sliding_window must be a whole number"):
+        registry.read_config(tiny.read_config(made.folder) | {"sliding_window": "long"})
+    strip_head(made, tmp_path / "bare")
+    to_gguf(Checkpoint.open(tmp_path / "bare"), tmp_path / "there.gguf", type="f32")
     script = random_tokens(made.vocab_size, 25, seed=1)
-    driver = Driver(load(tmp_path, max_context=24))
+    built = load(tmp_path / "there.gguf")
+    assert built.model.config.max_position == 24
+    driver = Driver(built)
     driver.open("a", script)
     assert_close(driver.feed("a", [24]).logits, made.forward(script[:24])[1])
-    with pytest.raises(ConfigError, match="sliding_window must be a whole number"):
-        registry.read_config(tiny.read_config(tmp_path) | {"sliding_window": "long"})

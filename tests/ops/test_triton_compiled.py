@@ -22,6 +22,7 @@ from headlong.ops import triton_launch
 triton_launch.HAS_PDL = tl.constexpr(True)
 from headlong.ops.delta_net import triton_kernels as delta_net
 from headlong.ops.draw import triton_sample as sampling
+from headlong.ops.gated_attention import triton_kernels as gated_attention
 from headlong.ops.latent_attention import triton_kernels as latent_attention
 from headlong.ops.linear import triton_paired as paired
 from headlong.ops.linear import triton_gemm as linear
@@ -171,6 +172,18 @@ for name, x, strides in (("keys", "*fp32", (1, 512)), ("values", "*bf16", (512, 
         latent_attention.heads_kernel, {"x_ptr": x, "weights_ptr": "*bf16", "out_ptr": "*bf16"}, {"num_warps": 4},
         HEADS=20, NUM_INS=512, NUM_OUTS=512, STRIDE_X=576, STRIDE_OUT=576, STRIDE_H=1 << 18, STRIDE_O=strides[0],
         STRIDE_I=strides[1], BLOCK_M=16, BLOCK_O=64, BLOCK_I=64,
+    )
+sizes = {"HEADS": 64, "KV_HEADS": 8, "HEAD_DIM": 64, "WIDTH": 64, "PAGE_SIZE": 64, "BLOCK_D": 64, "FIRST_SPLIT": 128}
+sizes |= {"SPLITS_PER_SIZE": 64, "BLOCK_R": 128, "TILE_TOKENS": 4, "BLOCK_M": 32, "BLOCK_P": 32, "BLOCK_S": 32}
+sizes |= {"WINDOW": 128, "gates_ptr": None, "squares_ptr": None, "norm_eps": None}
+sizes |= {"BLOCK_N": 64, "NUM_PARTIALS": 1, "EVEN_SPLITS": True, "BLOCK_SQUARES": 1}
+given = {n: "*fp32" for n in ("maxima", "totals", "sums", "sinks", "out")}
+given |= {"queries": "*bf16", "keys": "*bf16", "values": "*bf16", "rows": "*i32", "pages": "*i32", "positions": "*i32"}
+for name in ("attend", "combine"):
+    kernel = getattr(gated_attention, name + "_kernel")
+    found[f"window {name}"] = compiled(
+        kernel, {n + "_ptr": t for n, t in given.items() if n + "_ptr" in kernel.arg_names},
+        **{n: size for n, size in sizes.items() if n in kernel.arg_names},
     )
 json.dump(found, sys.stdout)
 """
@@ -342,6 +355,11 @@ def test_codes_of_a_table_compile(programs, kind, lookups):
 def test_latent_attention_compiles(programs, kernel):
     """The compiler refuses what the interpreter takes, such as a name that has another type on another path."""
     assert "griddepcontrol.wait" in programs[f"latents {kernel}"]
+
+
+@pytest.mark.parametrize("kernel", ["attend", "combine"])
+def test_attention_through_a_window_compiles(programs, kernel):
+    assert WAIT in order(programs[f"window {kernel}"], WAIT)
 
 
 @pytest.mark.slow

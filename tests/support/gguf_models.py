@@ -50,15 +50,28 @@ def unpack(data: np.ndarray, kind: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def is_matrix(name: str, weight: Tensor) -> bool:
-    return weight.dim() in (2, 3) and "conv1d" not in name and "shared_expert_gate" not in name
+    whole = ("conv1d", "shared_expert_gate", ".bias")
+    return weight.dim() in (2, 3) and not any(part in name for part in whole)
 
 
 def experts_by_projection(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Fused experts as GGUF has them: gate, up and down, each in one tensor."""
     found = {}
+    router = any(".mlp.router." in name for name in weights)
     for name, weight in weights.items():
         stem, _, kind = name.rpartition(".")
-        if kind == "gate_up_proj":
+        if name.replace(".router.", ".gate.") != name:
+            found[name.replace(".router.", ".gate.")] = weight
+        elif router and kind in ("gate_up_proj", "gate_up_proj_bias"):
+            # Stored as [experts, in, out], gates and ups by turns.
+            ending = "bias" if kind.endswith("bias") else "weight"
+            for first, own in enumerate(("gate_proj", "up_proj")):
+                part = weight[..., first::2]
+                found[f"{stem}.{own}.{ending}"] = part if ending == "bias" else part.transpose(1, 2)
+        elif router and kind in ("down_proj", "down_proj_bias"):
+            part = weight if kind.endswith("bias") else weight.transpose(1, 2)
+            found[f"{stem}.down_proj.{'bias' if kind.endswith('bias') else 'weight'}"] = part
+        elif kind == "gate_up_proj":
             gate, up = weight.chunk(2, dim=1)
             found |= {f"{stem}.gate_proj.weight": gate, f"{stem}.up_proj.weight": up}
         else:

@@ -19,6 +19,8 @@ from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
 from transformers.models.glm4_moe.configuration_glm4_moe import Glm4MoeConfig
 from transformers.models.glm4_moe_lite import modeling_glm4_moe_lite as glm4_moe_lite
 from transformers.models.glm4_moe_lite.configuration_glm4_moe_lite import Glm4MoeLiteConfig
+from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
+from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.mistral import modeling_mistral as mistral
@@ -261,6 +263,22 @@ FAMILIES = {
         PLAIN_SIZES | LATENT,
         is_plain=True,
         head=lambda _, model, config, count: _flash_head(model, config, count),
+    ),
+    "gpt_oss": _Family(
+        GptOssConfig,
+        gpt_oss.GptOssForCausalLM,
+        gpt_oss.GptOssDecoderLayer,
+        gpt_oss.GptOssRMSNorm,
+        PLAIN_SIZES
+        | {
+            "head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 40,
+            "sliding_window": 12,
+        },
+        is_plain=True,
+        arch="gpt-oss",
     ),
 }
 PLAIN_FAMILIES = [name for name, family in FAMILIES.items() if family.is_plain]

@@ -47,7 +47,7 @@ class Detector:
         if (known := self._formats.get((name, shape))) is not None:
             return known
         infos = self._names.parts(name)
-        parts = {part: _part(name, info, shape) for part, info in infos.items()}
+        parts = {part: self._part(name, info, shape) for part, info in infos.items()}
         module = name.removesuffix(".weight")
         claim = self.config.claim(_disk_module(infos), module)
         hint = dict(claim.hint) if claim is not None else {}
@@ -71,16 +71,15 @@ class Detector:
         self._formats[name, shape] = found
         return found
 
-
-def _part(name: str, info: TensorInfo, shape: Shape) -> Part:
-    """A tensor's part in one matrix: where a tensor holds all experts, its slice for the first of them."""
-    if len(shape) == 2:
-        return Part(info.dtype, info.shape)
-    if not info.shape or info.shape[0] != shape[0]:
-        raise CheckpointError(
-            f"{name} (on disk {info.name}): expected {shape[0]} experts, found {list(info.shape)}"
-        )
-    return Part(info.dtype, info.shape[1:])
+    def _part(self, name: str, info: TensorInfo, shape: Shape) -> Part:
+        """A tensor's part in one matrix: where a tensor holds all experts, its slice for the first of them."""
+        if len(shape) == 2:
+            return Part(info.dtype, info.shape)
+        if not info.shape or info.shape[0] != shape[0]:
+            raise CheckpointError(
+                f"{name} (on disk {info.name}): expected {shape[0]} experts, found {list(info.shape)}"
+            )
+        return Part(info.dtype, self._names.transform_of(info).model_shape(info.shape)[1:])
 
 
 def _disk_module(infos: Mapping[str, TensorInfo]) -> str:

@@ -27,6 +27,8 @@ ATTENTION = {
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
 }
+SINKS = {"attn_sinks.weight": "self_attn.sinks"}
+"""A whole name: the scores are a module's weight here alone."""
 QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 MLP_NORM = {"ffn_norm": "post_attention_layernorm"}
 MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}

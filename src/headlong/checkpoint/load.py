@@ -194,10 +194,15 @@ class WeightLoader:
         shape = (out_features, in_features)
         infos = self._parts(name)
         if self._reads_plainly(infos):
-            weights: list[Weight] = list(self._read_plain(name, infos["weight"], (count, *shape)))
+            stored = self._names.transform_of(infos["weight"])
+            whole = self._read_plain(name, infos["weight"], stored.disk_shape((count, *shape)))
+            weights: list[Weight] = list(stored.to_model(whole))
         else:
             format = self._detector.format(name, (count, *shape))
-            parts = self._read_parts(infos)
+            parts = {
+                part: self._names.transform_of(infos[part]).to_model(tensor)
+                for part, tensor in self._read_parts(infos).items()
+            }
             weights = [
                 self._packed(name, {part: tensor[i] for part, tensor in parts.items()}, format, shape)
                 for i in range(count)

@@ -24,8 +24,10 @@ WRAPPERS = ("model.language_model.", "language_model.model.", "language_model.",
 RENAMES = (
     (re.compile(r"\.mlp\.switch_mlp\."), ".mlp.experts."),
     (re.compile(r"\.mlp\.shared_experts\."), ".mlp.shared_expert."),
+    (re.compile(r"\.mlp\.router\."), ".mlp.gate."),
 )
-"""Patterns of names to replace. MLX has a name of its own for the experts, and some families for the shared one."""
+"""Patterns of names to replace. MLX has a name of its own for the experts, and some families for the shared one or for
+the router."""
 
 _VISION = "vision tower: Headlong serves text"
 _ROTARY = "rotary frequencies: computed, not stored"
@@ -58,6 +60,10 @@ def as_usual(canonical_name: str, stored: Shape) -> Transform:  # noqa: ARG001 -
     return IDENTITY
 
 
+def as_it_is(canonical_name: str) -> Transform:  # noqa: ARG001 - whatever the tensor
+    return IDENTITY
+
+
 @dataclass(frozen=True)
 class Naming:
     """What a family's tensors are called in safetensors, where that is not their canonical name."""
@@ -69,8 +75,12 @@ class Naming:
     """Modules of a head's layer by their names on disk, with the canonical ones."""
     shared_experts: str = "shared_expert"
     """What the shared expert is called."""
+    router: str = "gate"
+    """What the router of the experts is called."""
     copies: bool = False
     """Whether the head's layers have copies of the target's embedding and lm_head."""
+    stored: Callable[[str], Transform] = as_it_is
+    """How the tensor of a canonical name is stored, whoever wrote the file."""
     mlx: Callable[[str, Shape], Transform] = as_usual
     """How a file written by MLX stores the tensor of a canonical name and a shape on disk."""
 
@@ -87,6 +97,7 @@ class Naming:
     def disk(self, canonical_name: str, num_layers: int) -> str:
         """The name of a tensor on disk: of this family's head in a file of its own, and what stands in a layer."""
         canonical_name = canonical_name.replace(".mlp.shared_expert.", f".mlp.{self.shared_experts}.")
+        canonical_name = canonical_name.replace(".mlp.gate.", f".mlp.{self.router}.")
         match = _HEAD_LAYER.match(canonical_name)
         if self.head_layer is None or match is None:
             return canonical_name
@@ -140,6 +151,7 @@ class NameMap:
         """`gguf` names what lies in GGUF files; `num_layers` are the main layers of safetensors files."""
         self.sources: dict[str, TensorInfo] = {}
         self.transforms: dict[str, Transform] = {}
+        self._of_disk: dict[str, Transform] = {}
         self.skipped: dict[str, list[str]] = {}
         self.copies: list[tuple[str, TensorInfo]] = []
         """What the head has of its target: the canonical name there, and the tensor that is not loaded."""
@@ -157,6 +169,7 @@ class NameMap:
                 self.skipped.setdefault(name.reason, []).append(disk_name)
                 continue
             self._claim(name, info)
+            self._transform(name, naming.stored(name))
             if info.file in checkpoint.mlx_files:
                 self._transform(name, naming.mlx(name, info.shape))
 
@@ -183,6 +196,10 @@ class NameMap:
         found = {part: info for ending, part in endings.items() if (info := self.sources.get(stem + ending))}
         return self._parts.setdefault(name, dict(sorted(found.items())))
 
+    def transform_of(self, info: TensorInfo) -> Transform:
+        """How the values of a tensor on disk are stored."""
+        return self._of_disk.get(info.name, IDENTITY)
+
     def _add_gguf(self, disk_name: str, info: TensorInfo, gguf: GgufNames, num_layers: int) -> None:
         name = gguf.canonical(disk_name, num_layers)
         if name is None:
@@ -190,12 +207,14 @@ class NameMap:
             # later one it may mean that the file counts its layers wrongly, which makes the model unusable.
             name = f"mtp.{disk_name}" if disk_name.startswith(f"blk.{num_layers}.") else disk_name
         else:
+            self._claim(name, info)
             self._transform(name, gguf.transform(name))
+            return
         self._claim(name, info)
 
     def _transform(self, name: str, transform: Transform) -> None:
-        if transform is not IDENTITY:
-            self.transforms[name] = transform
+        if transform is not IDENTITY and name in self.sources:
+            self.transforms[name] = self._of_disk[self.sources[name].name] = transform
 
     def _claim(self, name: str, info: TensorInfo) -> None:
         if self._copies and (match := _HEAD_COPY.match(name)) is not None:

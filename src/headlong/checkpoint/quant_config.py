@@ -238,13 +238,15 @@ def _objects(value: Any) -> Iterable[tuple[str, Mapping[str, Any]]]:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """Whether `pattern` matches a module's name. It may be the name, whole words of it between dots, a shell pattern,
-    or a regular expression behind `re:`."""
+    """Whether `pattern` matches a module's name. It may be the name, whole words of it between dots, a shell pattern of
+    the name or of what it is in, or a regular expression behind `re:`."""
     if pattern.startswith("re:"):
         return _searches(pattern[3:], name)
     if f".{pattern.strip('.')}." in f".{name}.":
         return True
-    return fnmatchcase(name, pattern) if any(c in pattern for c in "*?[") else False
+    if not any(c in pattern for c in "*?["):
+        return False
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
 def _searches(pattern: str, name: str) -> bool:

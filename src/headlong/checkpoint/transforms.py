@@ -101,6 +101,36 @@ class _TapsInTheMiddle(Transform):
         return self.model_shape(shape)
 
 
+class _Interleaved(Transform):
+    """Gates and ups of experts [experts, both, …], which take turns where the model has all gates first."""
+
+    def to_model(self, stored: Tensor) -> Tensor:
+        return stored.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
+
+    def to_disk(self, weight: Tensor) -> Tensor:
+        return weight.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+
+
+class _Transposed(Transform):
+    """Experts' matrices as [experts, in, out], which the model has as [experts, out, in]; the outputs of gates and ups
+    in one tensor are `interleaved`."""
+
+    def __init__(self, *, interleaved: bool) -> None:
+        self.outputs = INTERLEAVED if interleaved else IDENTITY
+
+    def to_model(self, stored: Tensor) -> Tensor:
+        return self.outputs.to_model(stored.transpose(1, 2)).contiguous()
+
+    def to_disk(self, weight: Tensor) -> Tensor:
+        return self.outputs.to_disk(weight).transpose(1, 2).contiguous()
+
+    def model_shape(self, stored: Shape) -> Shape:
+        return (stored[0], *reversed(stored[1:]))
+
+    def disk_shape(self, shape: Shape) -> Shape:
+        return self.model_shape(shape)
+
+
 def _wide(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype is torch.float64 else tensor.float()
 
@@ -113,6 +143,9 @@ CONV: Transform = _Squeezed(dim=1, rank=3)
 SHARED_GATE: Transform = _Squeezed(dim=0, rank=2)
 """[H] on disk, [1, H] in the model."""
 MLX_CONV: Transform = _TapsInTheMiddle()
+INTERLEAVED: Transform = _Interleaved()
+TRANSPOSED: Transform = _Transposed(interleaved=False)
+TRANSPOSED_INTERLEAVED: Transform = _Transposed(interleaved=True)
 
 
 def rope_row_order(num_heads: int, head_dim: int) -> Tensor:

@@ -82,7 +82,7 @@ class Verifier:
         for name, need in expected.items():
             if not prefix_filter(name):
                 continue
-            is_vector = need.role == "vector" or name in self.names.transforms
+            is_vector = need.role == "vector" or (need.role == "matrix" and name in self.names.transforms)
             parts = self._vector(name) if is_vector else self.names.parts(name)
             used |= {info.name for info in parts.values()}
             if not parts:
@@ -129,12 +129,14 @@ class Verifier:
     def _compare_matrix(self, name: str, need: Need, report: _Report) -> None:
         parts = self.names.parts(name)
         info = parts.get("weight")
-        if list(parts) == ["weight"] and info is not None and info.shape != need.shape and info.is_float:
-            found = list(info.shape)
-            report.misshaped.append(
-                f"{name} (on disk {info.name}): expected {list(need.shape)}, found {found}"
-            )
-            return
+        if list(parts) == ["weight"] and info is not None and info.is_float:
+            expected = self.names.transform_of(info).disk_shape(need.shape)
+            if info.shape != expected:
+                found = list(info.shape)
+                report.misshaped.append(
+                    f"{name} (on disk {info.name}): expected {list(expected)}, found {found}"
+                )
+                return
         try:
             self.formats[name] = self.detector.format(name, need.shape)
         except CheckpointError as error:

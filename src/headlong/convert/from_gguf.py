@@ -4,9 +4,11 @@ Gate and up of the experts become one tensor, as this family's checkpoints have 
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from headlong.checkpoint.checkpoint import CONFIG, Checkpoint
@@ -15,7 +17,7 @@ from headlong.checkpoint.gguf_names import ROPE_FACTORS
 from headlong.checkpoint.tensor_info import TORCH_DTYPES
 from headlong.checkpoint.writing import Entry, replacing_folder, write_sharded
 from headlong.convert.folder import write_json
-from headlong.convert.reading import DOWN, GATE, UP, Experts, Source
+from headlong.convert.reading import DOWN, EXPERTS, GATE, UP, Experts, Source
 from headlong.convert.rope_factors import llama3_parameters
 from headlong.convert.to_gguf import Written
 from headlong.errors import CheckpointError
@@ -73,30 +75,37 @@ def safetensors_entries(
         if name == ROPE_FACTORS:
             continue  # said in the config
         wanted = head_dtype if name.startswith("mtp.") else dtype
-        prefix, _, projection = name.removesuffix(".weight").rpartition(".")
-        if not prefix.endswith(".mlp.experts"):
+        if EXPERTS not in name:
             entries.append(Entry(disk_name(name), wanted, shape, _data(source, name)))
-        elif projection == DOWN:
-            entries.append(Entry(disk_name(f"{prefix}.{DOWN}"), wanted, shape, _data(source, name)))
-        elif projection == GATE:
-            count, rows, columns = shape
-            fused = disk_name(f"{prefix}.gate_up_proj")
-            entries.append(Entry(fused, wanted, (count, 2 * rows, columns), _gate_up(source, prefix)))
+        elif (entry := _experts(source, name, wanted)) is not None:
+            entries.append(replace(entry, name=disk_name(entry.name)))
     return entries
+
+
+def _experts(source: Source, name: str, dtype: str) -> Entry | None:
+    """What becomes of a tensor of experts, by its canonical name: gates and ups become one."""
+    prefix, projection, kind = name.rsplit(".", 2)
+    if projection == UP:
+        return None
+    projections = (GATE, UP) if projection == GATE else (DOWN,)
+    fused = f"{prefix}.{'gate_up_proj' if projection == GATE else DOWN}{'' if kind == 'weight' else '_bias'}"
+    stored = source.blueprint.family.naming.stored(fused)
+    count, rows, *columns = source.shapes[name]
+    shape = stored.disk_shape((count, rows * len(projections), *columns))
+
+    def biases() -> Tensor:
+        return stored.to_disk(torch.cat([source.vector(Experts(prefix, own).bias) for own in projections], 1))
+
+    def matrices() -> Iterator[Tensor]:
+        both = (source.read_experts(Experts(prefix, own)) for own in projections)
+        for parts in zip(*both, strict=True):
+            yield stored.to_disk(torch.cat([tile for part in parts for tile in part])[None])[0]
+
+    return Entry(fused, dtype, shape, matrices if kind == "weight" else biases)
 
 
 def _data(source: Source, name: str) -> Any:
     return (lambda: source.vector(name)) if source.is_vector(name) else (lambda: source.read_float(name))
-
-
-def _gate_up(source: Source, prefix: str) -> Any:
-    def pieces() -> Iterator[Tensor]:
-        both = (source.read_experts(Experts(prefix, projection)) for projection in (GATE, UP))
-        for gate, up in zip(*both, strict=True):
-            yield from gate
-            yield from up
-
-    return pieces
 
 
 def _config(checkpoint: Checkpoint, source: Source, dtype: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from headlong.checkpoint.transforms import AS_IS, Order
 from headlong.engine.build import Blueprint, survey
 from headlong.errors import CheckpointError
 from headlong.quant.format import Weight
+from headlong.quant.mx import MxFormat, Mxfp4Weight
 
 TILE_ELEMENTS = 2**22
 EXPERTS = ".mlp.experts."
@@ -34,6 +35,10 @@ class Experts:
     def name(self) -> str:
         return f"{self.prefix}.{self.projection}.weight"
 
+    @property
+    def bias(self) -> str:
+        return f"{self.prefix}.{self.projection}.bias"
+
 
 class Source:
     """A checkpoint that fits its model. `shapes` has every tensor by canonical name."""
@@ -49,8 +54,11 @@ class Source:
         self.config = blueprint.config
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._experts: dict[str, Experts] = {}
+        self._biases: dict[str, Experts] = {}
         for name, need in blueprint.expected.items():
-            if EXPERTS in name:
+            if EXPERTS in name and need.role == "vector":
+                self._add_biases(name.partition(EXPERTS)[0] + EXPERTS.rstrip("."))
+            elif EXPERTS in name:
                 self._add_experts(name.partition(EXPERTS)[0] + EXPERTS.rstrip("."))
             else:
                 self.shapes[name] = need.shape
@@ -70,15 +78,55 @@ class Source:
             self._experts[experts.name] = experts
             self.shapes[experts.name] = (moe.num_experts, *shape)
 
+    def _add_biases(self, prefix: str) -> None:
+        moe = self.config.moe
+        assert moe is not None
+        for projection in (GATE, UP, DOWN):
+            experts = Experts(prefix, projection)
+            size = moe.hidden_size if projection == DOWN else moe.intermediate_size
+            self._biases[experts.bias] = experts
+            self.shapes[experts.bias] = (moe.num_experts, size)
+
     def is_vector(self, name: str) -> bool:
         """True if the tensor is read at once, as everything is that is no matrix."""
-        return name not in self._experts and self.blueprint.expected[name].role == "vector"
+        if name in self._experts or name in self._biases:
+            return name in self._biases
+        return self.blueprint.expected[name].role == "vector"
+
+    def stays_mxfp4(self, name: str) -> bool:
+        """True of a projection of experts that are stored in MXFP4, which loses nothing in another file's blocks."""
+        if name not in self._experts:
+            return False
+        prefix, projection = self._experts[name].prefix, self._experts[name].projection
+        fused = DOWN if projection == DOWN else "gate_up_proj"
+        stored = (f"{prefix}.0.{projection}.weight", f"{prefix}.{projection}.weight", f"{prefix}.{fused}")
+        formats = (self.blueprint.formats.get(name) for name in stored)
+        return any(isinstance(format, MxFormat) and format.kind == "mxfp4" for format in formats)
 
     def vector(self, name: str, order: Order = AS_IS) -> Tensor:
         """A small tensor in float32, its rows in `order`."""
+        if name in self._biases:
+            return self._bias(self._biases[name])
         tensor = self._loader.vector(name, *self.shapes[name], dtype=torch.float32)
         rows = self._composed(name, order).rows
         return tensor if rows is None else tensor[rows]
+
+    def _bias(self, experts: Experts) -> Tensor:
+        """What is added to one projection of all experts."""
+        prefix, projection, expected = experts.prefix, experts.projection, self.blueprint.expected
+        count, size = self.shapes[experts.bias]
+
+        def read(name: str, *shape: int) -> Tensor:
+            return self._loader.vector(name, *shape, dtype=torch.float32)
+
+        if f"{prefix}.0.{projection}.bias" in expected:
+            return torch.stack([read(f"{prefix}.{e}.{projection}.bias", size) for e in range(count)])
+        if experts.bias in expected:
+            return read(experts.bias, count, size)
+        if projection == DOWN:
+            return read(f"{prefix}.down_proj_bias", count, size)
+        both = read(f"{prefix}.gate_up_proj_bias", count, 2 * size)
+        return both.chunk(2, 1)[projection == UP]
 
     def read_float(self, name: str, order: Order = AS_IS) -> Iterator[Tensor]:
         """A matrix in float32, a few rows at a time, rows and columns in `order`; experts one after the other."""
@@ -92,13 +140,24 @@ class Source:
 
     def read_experts(self, experts: Experts) -> Iterator[Iterator[Tensor]]:
         """The rows of one projection, expert by expert."""
+        for weight, first, last in self._expert_weights(experts):
+            yield _tiles(weight, first, last)
+
+    def read_mxfp4(self, name: str) -> Iterator[Tensor]:
+        """The blocks of a projection that `stays_mxfp4`, expert by expert."""
+        for weight, first, last in self._expert_weights(self._experts[name]):
+            assert isinstance(weight, Mxfp4Weight)
+            yield weight.blocks(first, last)
+
+    def _expert_weights(self, experts: Experts) -> Iterator[tuple[Weight, int, int]]:
+        """The matrix of each expert, and which of its rows are the projection's."""
         prefix, projection = experts.prefix, experts.projection
         count, out_features, in_features = self.shapes[experts.name]
         expected = self.blueprint.expected
         if f"{prefix}.0.{projection}.weight" in expected:
             for expert in range(count):
                 name = f"{prefix}.{expert}.{projection}.weight"
-                yield _tiles(self._loader.matrix(name, out_features, in_features), 0, out_features)
+                yield self._loader.matrix(name, out_features, in_features), 0, out_features
             return
         first, last = 0, out_features
         if experts.name in expected:
@@ -110,7 +169,7 @@ class Source:
             first = 0 if projection == GATE else out_features
             last = first + out_features
         for weight in weights:
-            yield _tiles(weight, first, last)
+            yield weight, first, last
 
     def _composed(self, name: str, order: Order) -> Order:
         """Turns an `order` of the model's rows and columns into one of those in the file."""

@@ -56,7 +56,12 @@ class Rounding:
         if need.role != "vector" and "embed_tokens" not in name:
             self._stays(name, stem)
         info = parts.get("weight")
-        if name in self.blueprint.names.transforms or (in_target(name) and not (info and info.is_float)):
+        transform, usual = (
+            self.blueprint.names.transforms.get(name),
+            self.blueprint.family.naming.stored(name),
+        )
+        restored = transform is not None and transform is not usual
+        if restored or (in_target(name) and not (info and info.is_float)):
             yield self._unpacked(name, need, stem)
         else:
             yield from (verbatim(part) for part in parts.values())

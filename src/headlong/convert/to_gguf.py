@@ -35,6 +35,8 @@ WIDE = ("token_embd.weight", "output.weight")
 """Matrices that are stored in at least eight bits: they are used for every token, and narrower ones lose more than they
 save."""
 QUANTIZATION_VERSION = 2
+MXFP4 = "MXFP4"
+"""The type of experts that are stored in such floats, whatever the other matrices become: nothing is lost."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def gguf_entries(source: Source, spec: GgufSpec, type: str, head_type: str) -> l
             continue
         stored = spec.names.transform(name).disk_shape(shape)
         wanted = head_type if name.startswith("mtp.") else type
-        dtype = storage_type(disk_name, stored, wanted.upper())
+        dtype = MXFP4 if source.stays_mxfp4(name) else storage_type(disk_name, stored, wanted.upper())
         entries.append(Entry(disk_name, dtype, stored, _data(source, name, spec)))
     if unknown:
         raise CheckpointError(f"GGUF has no place for {', '.join(unknown)}")
@@ -104,6 +106,8 @@ def gguf_entries(source: Source, spec: GgufSpec, type: str, head_type: str) -> l
 def _data(source: Source, name: str, spec: GgufSpec) -> Any:
     order = spec.order(name, source.config).inverse()
     stored = spec.names.transform(name)
+    if source.stays_mxfp4(name):
+        return lambda: source.read_mxfp4(name)
     if source.is_vector(name):
         return lambda: stored.to_disk(source.vector(name, order))
     return lambda: (stored.to_disk(tile) for tile in source.read_float(name, order))

@@ -136,7 +136,6 @@ def survey(checkpoint: Checkpoint, options: EngineConfig | None = None) -> Bluep
     described = registry.config_of(checkpoint)
     family = registry.find(described)
     config, names = family.config(described), registry.names_of(checkpoint)
-    _refuse_window(config, options)
     detector = Detector(checkpoint, names, _head_hint(options))
     verifier = Verifier(names, detector)
     dry = Scope(source := Expectations(names), choose_backend(torch.float32, torch.device("meta")))
@@ -164,16 +163,6 @@ def survey(checkpoint: Checkpoint, options: EngineConfig | None = None) -> Bluep
     return Blueprint(
         checkpoint, names, detector, config, family, expected, verifier.formats, refusal, options
     )
-
-
-def _refuse_window(config: ModelConfig, options: EngineConfig) -> None:
-    """A window that is longer than any sequence changes nothing; another is refused."""
-    context = min(options.max_context or config.max_position, config.max_position)
-    if config.window is not None and context > config.window:
-        raise ConfigError(
-            f"config.json: sliding_window {config.window}: attention to a window alone is not supported, and "
-            f"{context} tokens are to be served; set max_context to at most {config.window}"
-        )
 
 
 def _head_hint(options: EngineConfig) -> dict[str, Any]:

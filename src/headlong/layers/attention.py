@@ -1,4 +1,4 @@
-"""Full attention over pages: query and key norms and an output gate where a family has them."""
+"""Attention over pages: a window, sinks, query and key norms and an output gate where a family has them."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -33,13 +33,16 @@ class AttentionConfig:
     gated: bool = True
     normed: bool = True
     centred_norms: bool = True
+    sinks: bool = False
+    """Whether each head has a score that takes part in its softmax and has no value."""
 
 
 class Attention:
     """One projection gives queries, keys, gates (if any) and values, in this order, so that queries and keys share
     their norm and their rotation."""
 
-    def __init__(self, config: AttentionConfig, scope: Scope) -> None:
+    def __init__(self, config: AttentionConfig, scope: Scope, window: int | None = None) -> None:
+        """`window` is how many positions a token attends to, its own the last of them; None for all up to its own."""
         self.config = c = config
         heads, kv, dim = c.num_heads, c.num_kv_heads, c.head_dim
         parts = (("q_proj", (1 + c.gated) * heads * dim), ("k_proj", kv * dim), ("v_proj", kv * dim))
@@ -51,7 +54,10 @@ class Attention:
         )
         self.out = scope.linear("o_proj", c.hidden_size, heads * dim, bias=c.out_bias, shard=Shard.INPUT)
         qk_norm = self._qk_norm(scope) if c.normed else None
-        self.attend = scope.ops.gated_attention(GatedAttentionWeights(heads, kv, dim, qk_norm, c.gated))
+        sinks_H = scope.vector("sinks", heads) if c.sinks else None
+        self.attend = scope.ops.gated_attention(
+            GatedAttentionWeights(heads, kv, dim, qk_norm, c.gated, window, sinks_H)
+        )
 
     def _order(self) -> Tensor:
         """Which stored row each output is: q_proj has a query, then a gate per head; wanted are queries, keys, gates,

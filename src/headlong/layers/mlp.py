@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from headlong.layers.weights import Scope
@@ -56,6 +57,8 @@ class MoeConfig:
     """Whether a bias is added to scores before experts are chosen."""
     activation: Activation = SILU
     """What every expert computes of gates and ups, the shared one too."""
+    biased: bool = False
+    """Whether the router and the routed experts have biases."""
 
     @property
     def num_experts(self) -> int:
@@ -72,13 +75,13 @@ class MoeMlp:
     def __init__(self, config: MoeConfig, scope: Scope) -> None:
         self.config = c = config
         gates = [("gate", c.num_experts), *([("shared_expert_gate", 1)] if c.shared_gate else [])]
-        self.gates = scope.stacked(*gates, in_features=c.hidden_size, shard=Shard.NONE)
+        self.gates = scope.stacked(*gates, in_features=c.hidden_size, bias=c.biased, shard=Shard.NONE)
         size, shared = c.shared_intermediate_size, None
         if size:
             shared = _expert(c.hidden_size, size, scope("shared_expert"))
         weights = MoeWeights(
             routing=c.routing,
-            load=_experts(c, scope("experts")),
+            load=(_biased_experts if c.biased else _experts)(c, scope("experts")),
             shared=shared,
             shared_gate=c.shared_gate,
             bias_E=scope.vector("gate.e_score_correction_bias", c.num_experts) if c.has_bias else None,
@@ -118,6 +121,23 @@ def _experts(c: MoeConfig, scope: Scope) -> Callable[[int], ExpertWeights]:
         gate_up = [[weight] for weight in scope.experts("gate_up_proj", c.num_experts, 2 * size, hidden)]
         down = scope.experts("down_proj", c.num_experts, hidden, size)
     return lambda expert: ExpertWeights(gate_up[expert], down[expert])
+
+
+def _biased_experts(c: MoeConfig, scope: Scope) -> Callable[[int], ExpertWeights]:
+    """Biases are stored beside the weights of all experts, or of each."""
+    load, count, size, biases = _experts(c, scope), c.num_experts, c.intermediate_size, []
+    for projection, outs in (("gate_proj", size), ("up_proj", size), ("down_proj", c.hidden_size)):
+        if scope.has(f"0.{projection}.bias"):
+            each = [scope.vector(f"{expert}.{projection}.bias", outs) for expert in range(count)]
+            biases.append(torch.stack(each))
+        elif scope.has(f"{projection}.bias"):
+            biases.append(scope.vector(f"{projection}.bias", count, outs))
+    if len(biases) == 3:
+        gate_up, down = torch.cat(biases[:2], 1), biases[2]
+    else:
+        gate_up = scope.vector("gate_up_proj_bias", count, 2 * size)
+        down = scope.vector("down_proj_bias", count, c.hidden_size)
+    return lambda expert: load(expert)._replace(gate_up_bias=gate_up[expert], down_bias=down[expert])
 
 
 def _expert(hidden: int, size: int, scope: Scope) -> ExpertWeights:

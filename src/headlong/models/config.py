@@ -8,7 +8,7 @@ from headlong.layers.latent_attention import LatentAttentionConfig
 from headlong.layers.mlp import MoeConfig
 from headlong.ops.rope.scaling import RopeScaling
 
-FULL, LINEAR = "full_attention", "linear_attention"
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 MAX_LAYERS = 4096
 
 
@@ -38,6 +38,6 @@ class ModelConfig:
     moe: MoeConfig | None = None
     dense_layers: frozenset[int] = frozenset()
     window: int | None = None
-    """How many tokens before it a token attends to; None for all of them."""
+    """How many positions a token attends to in sliding layers, its own the last of them; None without such layers."""
     mlp_bias: bool = False
     centred_norms: bool = True

@@ -1,11 +1,11 @@
 """What families' configs have in common. What is one family's alone is read in its own file."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from headlong.errors import ConfigError
 from headlong.layers.attention import AttentionConfig
-from headlong.models.config import FULL, MAX_LAYERS, ModelConfig
+from headlong.models.config import FULL, MAX_LAYERS, SLIDING, ModelConfig
 from headlong.models.fields import Fields
 from headlong.models.rope_fields import rope
 
@@ -68,21 +68,46 @@ def divided_head_dim(f: Fields) -> int:
 
 
 def full_layers(f: Fields) -> tuple[str, ...]:
-    """Every layer attends to all that came before. A config that switches its sliding window on is refused; many name
-    one that is off."""
+    """Every layer attends to all that came before."""
+    return _layer_types(f, lambda _: FULL, (FULL,))
+
+
+def sliding_layers(
+    f: Fields, window: int | None, is_sliding: Callable[[int], bool] = lambda _: True
+) -> dict[str, Any]:
+    """The fields of a model with a window or without: which layers attend through it the config says or, where it does
+    not, `is_sliding` of a layer's number."""
+    types = _layer_types(
+        f, lambda i: SLIDING if window is not None and is_sliding(i) else FULL, (FULL, SLIDING)
+    )
+    if SLIDING not in types:
+        return {"layer_types": types}
+    if window is None:
+        raise ConfigError(
+            f"{f.where}: layer_types has {SLIDING!r}, but there is no sliding_window that is in use; give one"
+        )
+    return {"layer_types": types, "window": window}
+
+
+def switched_window(f: Fields) -> int | None:
+    """The window of families that can switch it off, and mostly do."""
+    return sliding_window(f) if f.bool("use_sliding_window", False) else None
+
+
+def sliding_window(f: Fields) -> int | None:
+    return f.int("sliding_window", high=1 << 30) if "sliding_window" in f.data else None
+
+
+def _layer_types(f: Fields, usual: Callable[[int], str], known: tuple[str, ...]) -> tuple[str, ...]:
     count = f.int("num_hidden_layers", high=MAX_LAYERS)
-    types = f.data.get("layer_types", [FULL] * count)
+    types = f.data.get("layer_types", [usual(i) for i in range(count)])
     if not isinstance(types, list) or len(types) != count:
         raise ConfigError(f"{f.where}: layer_types must list {count} entries, not {types!r}")
-    sliding = f.bool("use_sliding_window", False) and f.int("max_window_layers", 28, low=0) < count
-    if "sliding_window" in f.data and sliding:
+    if other := [kind for kind in types if kind not in known]:
         raise ConfigError(
-            f"{f.where}: use_sliding_window true is not supported, only attention to all tokens"
+            f"{f.where}: layer_types: {other[0]!r} is not supported, only {' and '.join(map(repr, known))}"
         )
-    if any(kind != FULL for kind in types):
-        other = next(kind for kind in types if kind != FULL)
-        raise ConfigError(f"{f.where}: layer_types: {other!r} is not supported, only {FULL!r}")
-    return (FULL,) * count
+    return tuple(types)
 
 
 def check_divides(f: Fields, name: str, small: int, big: int) -> None:

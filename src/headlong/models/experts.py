@@ -28,7 +28,7 @@ def feed_forward(config: ModelConfig, index: int | None, scope: Scope) -> Mlp | 
 
 def softmax_experts(f: Fields, *, normalise: bool, shared: bool) -> MoeConfig:
     """Reads the fields that Qwen's families have; a `shared` expert stands behind a gate."""
-    count, active = _counts(f, "num_experts")
+    count, active = expert_counts(f, "num_experts")
     return MoeConfig(
         hidden_size=f.int("hidden_size"),
         routing=Routing(count, active, normalise),
@@ -50,7 +50,7 @@ def layers_without_experts(f: Fields, count: int) -> frozenset[int]:
 def biased_experts(f: Fields) -> MoeConfig:
     """Reads the fields of DeepSeek-V3, and of who came after it: a bias for the choice, groups, shared experts without
     a gate."""
-    count, active = _counts(f, "n_routed_experts")
+    count, active = expert_counts(f, "n_routed_experts")
     scores, method = f.data.get("scoring_func", "sigmoid"), f.data.get("topk_method", "noaux_tc")
     if scores not in ("sigmoid", "softmax"):
         raise ConfigError(
@@ -94,7 +94,8 @@ def first_dense_layers(f: Fields, count: int) -> frozenset[int]:
     return frozenset(i for i in range(count) if i < first or i % step)
 
 
-def _counts(f: Fields, name: str) -> tuple[int, int]:
+def expert_counts(f: Fields, name: str) -> tuple[int, int]:
+    """How many experts there are, and how many of them a token has."""
     name = COUNT_ANEW if name not in f.data and COUNT_ANEW in f.data else name
     count, active = f.int(name, high=MAX_EXPERTS), f.int("num_experts_per_tok")
     if active > count:

@@ -53,6 +53,10 @@ class GgufSpec:
     safetensors."""
     reordered_on_load: bool = False
     """Whether the loader applies `order`; else the model computes with what is stored."""
+    windows: bool = False
+    """Whether such files can say that layers attend through a window."""
+    truncates_yarn: bool = True
+    """Whether YaRN's range of frequencies is widened to whole numbers in models of such files."""
     runs_head: bool = False
     """Whether llama.cpp knows this architecture's MTP head."""
 
@@ -87,7 +91,7 @@ def config_from_gguf(
         "rms_norm_eps": keys.float("attention.layer_norm_rms_epsilon", high=1.0),
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": any(name.endswith(".attn_q.bias") for name in tensors),
-        "rope_parameters": _rope(keys, head_dim),
+        "rope_parameters": _rope(keys, head_dim, truncate=spec.truncates_yarn),
     }
     config |= spec.fields(keys, tensors, num_layers)
     if in_head := keys.int("nextn_predict_layers", 0, low=0):
@@ -101,7 +105,7 @@ def gguf_metadata(
     """The keys of the architecture; lists are arrays, floats are float32. `text` is what `config` was read from."""
     fields: dict[str, Any] = {
         "block_count": len(config.layer_types) + head_layers,
-        "context_length": config.max_position,
+        "context_length": config.max_position if spec.windows else _context_length(config),
         "embedding_length": config.hidden_size,
         "attention.head_count": config.attention.num_heads,
         "attention.head_count_kv": config.attention.num_kv_heads,
@@ -111,7 +115,7 @@ def gguf_metadata(
         "rope.freq_base": config.rope_theta,
         "rope.dimension_count": config.rotary_dim,
         "vocab_size": config.vocab_size,
-        **_rope_scaling_keys(config.rope_scaling),
+        **_rope_scaling_keys(config.rope_scaling, truncate=spec.truncates_yarn),
     }
     fields |= spec.keys(config, text, head_layers)
     if head_layers:
@@ -119,6 +123,11 @@ def gguf_metadata(
     return {"general.architecture": spec.arch} | {
         f"{spec.arch}.{key}": value for key, value in fields.items()
     }
+
+
+def _context_length(config: ModelConfig) -> int:
+    """As long as the window where a file cannot name it: up to there it changes nothing."""
+    return config.max_position if config.window is None else min(config.max_position, config.window)
 
 
 def _vocab_size(keys: Keys, tensors: Mapping[str, TensorInfo]) -> int:
@@ -146,19 +155,19 @@ def _key_value_heads(keys: Keys, heads: int) -> int:
     return value
 
 
-def _rope(keys: Keys, head_dim: int) -> dict[str, Any]:
+def _rope(keys: Keys, head_dim: int, *, truncate: bool) -> dict[str, Any]:
     rotary_dim = keys.int("rope.dimension_count", head_dim, high=head_dim)
     factor = rotary_dim / head_dim
     if int(head_dim * factor) != rotary_dim:  # what is read back by multiplying must not be rounded down
         factor = math.nextafter(factor, 1.0)
     return {
-        **_rope_scaling(keys),
+        **_rope_scaling(keys, truncate=truncate),
         "rope_theta": keys.float("rope.freq_base", 10000.0, high=1e12),
         "partial_rotary_factor": factor,
     }
 
 
-def _rope_scaling(keys: Keys) -> dict[str, Any]:
+def _rope_scaling(keys: Keys, *, truncate: bool) -> dict[str, Any]:
     """Readers of GGUF stretch YaRN's waves by its usual magnitude and by a factor of the file's."""
     way = keys.metadata.get(f"{keys.arch}.rope.scaling.type", "none")
     if way == "none":
@@ -172,6 +181,7 @@ def _rope_scaling(keys: Keys) -> dict[str, Any]:
         return {"rope_type": way, "factor": factor}
     return {
         "rope_type": way,
+        **({} if truncate else {"truncate": False}),
         "factor": factor,
         "original_max_position_embeddings": keys.int("rope.scaling.original_context_length", high=1 << 30),
         "beta_fast": keys.float("rope.scaling.yarn_beta_fast", 32.0, high=1e6),
@@ -181,13 +191,13 @@ def _rope_scaling(keys: Keys) -> dict[str, Any]:
     }
 
 
-def _rope_scaling_keys(scaling: RopeScaling | None) -> dict[str, Any]:
+def _rope_scaling_keys(scaling: RopeScaling | None, *, truncate: bool) -> dict[str, Any]:
     match scaling:
         case None | Llama3Scaling():  # whose factors are a tensor
             return {}
         case LinearScaling(factor):
             return {"rope.scaling.type": "linear", "rope.scaling.factor": factor}
-        case YarnScaling(factor, original, fast, slow, amplitude, truncate) if truncate:
+        case YarnScaling(factor, original, fast, slow, amplitude, truncated) if truncated == truncate:
             return {
                 "rope.scaling.type": "yarn",
                 "rope.scaling.factor": factor,

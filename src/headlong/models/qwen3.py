@@ -6,16 +6,17 @@ from typing import Any
 from headlong.checkpoint.gguf_names import ATTENTION, MLP, MLP_NORM, QK_NORMS, GgufNames, suffixed
 from headlong.layers.attention import AttentionConfig
 from headlong.models.config import ModelConfig
-from headlong.models.config_fields import attention, full_layers, without_nulls
+from headlong.models.config_fields import attention, without_nulls
 from headlong.models.dense import decoder_layer, dense
 from headlong.models.family import Family
 from headlong.models.fields import Fields
 from headlong.models.gguf import GgufSpec
+from headlong.models.qwen2 import window_layers
 
 
 def read_config(config: Mapping[str, Any]) -> ModelConfig:
     f = Fields(without_nulls(config), "config.json")
-    return dense(f, attention_of(f), max_position=32768, layer_types=full_layers(f))
+    return dense(f, attention_of(f), max_position=32768, **window_layers(f))
 
 
 def attention_of(f: Fields) -> AttentionConfig:

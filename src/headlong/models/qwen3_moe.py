@@ -7,7 +7,7 @@ from headlong.checkpoint.gguf_config import Keys
 from headlong.checkpoint.gguf_names import ATTENTION, EXPERTS, MLP_NORM, QK_NORMS, GgufNames, suffixed
 from headlong.errors import CheckpointError
 from headlong.models.config import ModelConfig
-from headlong.models.config_fields import full_layers, without_nulls
+from headlong.models.config_fields import sliding_layers, switched_window, without_nulls
 from headlong.models.dense import decoder_layer, dense
 from headlong.models.experts import expert_keys, layers_without_experts, softmax_experts, softmax_fields
 from headlong.models.family import Family
@@ -18,14 +18,14 @@ from headlong.models.qwen3 import attention_of
 
 def read_config(config: Mapping[str, Any]) -> ModelConfig:
     f = Fields(without_nulls(config), "config.json")
-    layers = full_layers(f)
+    layers = sliding_layers(f, switched_window(f))
     return dense(
         f,
         attention_of(f),
         max_position=32768,
-        layer_types=layers,
+        **layers,
         moe=softmax_experts(f, normalise=f.bool("norm_topk_prob", False), shared=False),
-        dense_layers=layers_without_experts(f, len(layers)),
+        dense_layers=layers_without_experts(f, len(layers["layer_types"])),
     )
 
 

@@ -11,6 +11,7 @@ from headlong.models import (
     deepseek_v3,
     gguf,
     glm4_moe,
+    gpt_oss,
     llama,
     mimo,
     mistral,
@@ -26,6 +27,7 @@ from headlong.models.nearest import nearest
 FAMILIES: dict[str, Family] = {
     "llama": llama.FAMILY,
     "mistral": mistral.FAMILY,
+    "ministral": mistral.FAMILY,
     "qwen2": qwen2.FAMILY,
     "mimo": mimo.FAMILY,
     "qwen3": qwen3.FAMILY,
@@ -34,6 +36,7 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": deepseek_v3.FAMILY,
     "kimi_k2": deepseek_v3.KIMI,
     "glm4_moe_lite": deepseek_v3.FLASH,
+    "gpt_oss": gpt_oss.FAMILY,
     "qwen3_5": qwen3_5.DENSE,
     "qwen3_5_text": qwen3_5.DENSE,
     "qwen3_5_moe": qwen3_5.MOE,

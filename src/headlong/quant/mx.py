@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headlong.quant.format import Format, Grouped, Grouping, PackedWeight, Part, Shape
 from headlong.quant.fp8 import Fp8Weight, decode_fp8
-from headlong.quant.ints import lookup_nibbles
+from headlong.quant.ints import lookup_nibbles, split_nibbles
 from headlong.quant.nvfp4 import E2M1, Nvfp4Weight
 from headlong.quant.parts import ACTIVATION_PARTS, Rows, RowWeight, by_group, check_finite, expect
 
@@ -148,6 +148,14 @@ class Mxfp4Weight(RowWeight):
         rows = slice(first, last)
         doubled = lookup_nibbles(self.codes_OB[rows], tuple(float(code) for code in _DOUBLED))
         return Grouped(doubled.to(torch.int8), decode_fp8(self.scale_OG[rows]).mul_(0.5), None)
+
+    def blocks(self, first: int, last: int) -> Tensor:
+        """The rows [first, last) as the blocks of GGUF files: a power of two, then codes, of which the first half are
+        the low halves of bytes."""
+        codes_RG2 = split_nibbles(self.codes_OB[first:last]).unflatten(1, (-1, 2, GROUP // 2))
+        bytes_RGB = codes_RG2[:, :, 0] | codes_RG2[:, :, 1] << 4
+        powers_RG = self.scale_OG[first:last].view(torch.uint8)
+        return torch.cat([powers_RG[..., None], bytes_RGB], -1).flatten(1)
 
     def unpack(self, rows: Rows) -> Tensor:
         scales_RG = decode_fp8(self.scale_OG[rows])

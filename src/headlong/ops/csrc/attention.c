@@ -49,9 +49,11 @@ INLINE void attention_head(const Call *c, int64_t r, int64_t kv) {
     const int64_t head_size = net->page_size * net->padded_dim;
     const Pages cache = {net->keys, net->values, kv * head_size, KV * head_size, net->page_size, net->padded_dim,
                          net->is_float};
+    const float *sinks = net->sinks ? net->sinks + kv * num_queries : 0;
     int64_t token = first_token(c->step, r);
     for (int64_t t = 0; t < row[QUERY_LEN]; t++, token++) {
         const int64_t position = row[START] + t;
+        const int64_t begin = net->window && position >= net->window ? position + 1 - net->window : 0;
         const float *x = c->projected + token * width, *cos = c->step->cos + token * D, *sin = c->step->sin + token * D;
         prepare(net, x + (H + kv) * D, H + kv, cos, sin, head, k);
         int64_t page_slot = (pages[position / net->page_size] * KV + kv) * net->page_size + position % net->page_size;
@@ -62,7 +64,8 @@ INLINE void attention_head(const Call *c, int64_t r, int64_t kv) {
             prepare(net, x + first + g * D, kv * num_queries + g, cos, sin, head, q + g * D);
         float *out = c->result + token * H * D + first;
         switch (D) {
-#define ATTEND(DIM) attend(&cache, q, num_queries, pages, position + 1, scores, out, scratch, DIM, DIM)
+#define ATTEND(DIM)                                                                                                    \
+    attend_from(&cache, q, num_queries, pages, begin, position + 1, sinks, scores, out, scratch, DIM, DIM)
         case 64: ATTEND(64); break;
         case 128: ATTEND(128); break;
         case 256: ATTEND(256); break;

@@ -34,6 +34,8 @@ typedef struct {
     float qk_eps, q_scale;
     void *keys, *values; /* [pages, num_kv_heads, page_size, padded_dim] */
     int is_float;        /* whether the cache is float or bfloat16 */
+    int64_t window;      /* the positions that a token attends to, its own the last of them; 0 for all */
+    const float *sinks;  /* [num_heads], or null: scores that take part in the softmax and have no value */
 } Attention;
 
 typedef struct {

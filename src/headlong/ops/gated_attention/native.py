@@ -26,6 +26,8 @@ class AttentionStruct(ctypes.Structure):
         ("keys", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
         ("is_float", ctypes.c_int),
+        ("window", ctypes.c_int64),
+        ("sinks", ctypes.c_void_p),
     )
 
 
@@ -36,6 +38,7 @@ class NativeGatedAttention:
 
     def __init__(self, weights: GatedAttentionWeights) -> None:
         self.weights = weights
+        self._sinks_H = None if weights.sinks_H is None else weights.sinks_H.float().contiguous()
         self._bound: tuple[Tensor, AttentionStruct] | None = None
 
     @staticmethod
@@ -95,4 +98,6 @@ class NativeGatedAttention:
             keys.data_ptr(),
             values.data_ptr(),
             keys.dtype == torch.float32,
+            0 if w.window is None else w.window,
+            None if self._sinks_H is None else native.address(self._sinks_H),
         )

@@ -29,6 +29,10 @@ class GatedAttentionWeights:
     """One norm weight per query and key head, the queries' with the softmax scale in it; None if heads are not
     normed."""
     gated: bool = True
+    window: int | None = None
+    """How many positions a token attends to, its own the last of them; None for all up to its own."""
+    sinks_H: Tensor | None = None
+    """A score of each head that takes part in the softmax and has no value; None where there are none."""
 
     @property
     def query_scale(self) -> float:
@@ -56,8 +60,9 @@ class ReferenceGatedAttention:
         """Returns [N, heads · head_dim], and writes the tokens' keys and values into their pages."""
         assert isinstance(step, PreparedAttention)
         queries, gate = self._write(projected, keys, values, angles, step)
-        out = paged_attention.attend(queries, keys, values, step).flatten(1)
-        return out * sigmoid(gate) if self.weights.gated else out
+        w = self.weights
+        out = paged_attention.attend(queries, keys, values, step, w.window, w.sinks_H).flatten(1)
+        return out * sigmoid(gate) if w.gated else out
 
     def write(
         self, projected: Projected, keys: Tensor, values: Tensor, angles: Angles, step: PreparedStep

@@ -47,6 +47,7 @@ class TritonGatedAttention:
         self.group = w.num_heads // w.num_kv_heads
         first_gate = (w.num_heads + w.num_kv_heads) * w.head_dim
         self.gates = slice(first_gate, first_gate + w.gated * w.num_heads * w.head_dim)
+        self.sinks_H = None if w.sinks_H is None else w.sinks_H.float().contiguous()
         self.heads = {"HEADS": w.num_heads, "KV_HEADS": w.num_kv_heads, "HEAD_DIM": w.head_dim}
 
     @staticmethod
@@ -62,7 +63,7 @@ class TritonGatedAttention:
         queries = keys.new_empty(num_tokens, w.num_heads, w.head_dim)
         self._prepare(projection.partial_sums(), queries, keys, values, angles, step, first_head=0)
         out, gates = keys.new_empty(num_tokens, w.num_heads * w.head_dim, dtype=self.dtype), None
-        num_splits = split_of(step.longest - 1) + 1
+        num_splits = splits_seen(w.window, step.longest)
         most = max(1, MAX_PARTS // (num_splits * w.num_heads * w.head_dim))
         for first in range(0, num_tokens, most):
             count = min(most, num_tokens - first)
@@ -123,11 +124,12 @@ class TritonGatedAttention:
         )
         block_m = max(QUERIES, triton.next_power_of_2(self.group))
         tokens = block_m // self.group
-        attend_kernel[((count + num_rows * (tokens - 1)) // tokens, w.num_kv_heads, num_splits)](
+        programs = num_splits if w.window is None else splits_seen(w.window + tokens - 1, step.longest)
+        attend_kernel[((count + num_rows * (tokens - 1)) // tokens, w.num_kv_heads, programs)](
             queries, keys, values, maxima, totals, sums, step.table_R6, step.pages_RP, step.pages_RP.stride(0), first,
             count, num_rows, num_splits, **self.heads, **_cache_shape(keys), FIRST_SPLIT=FIRST_SPLIT,
             SPLITS_PER_SIZE=SPLITS_PER_SIZE, BLOCK_R=BLOCK_R, TILE_TOKENS=tokens, BLOCK_M=block_m, BLOCK_P=POSITIONS,
-            num_warps=4, num_stages=3, **LAUNCH_OPTIONS,
+            WINDOW=w.window, num_warps=4, num_stages=3, **LAUNCH_OPTIONS,
         )  # fmt: skip
         return maxima, totals, sums
 
@@ -147,7 +149,7 @@ class TritonGatedAttention:
             maxima, totals, sums, None if gates is None else gates.partials_PNO, out, step.position_N, first,
             num_splits, **(WHOLE_SUMS if gates is None else gates.args), HEADS=w.num_heads, HEAD_DIM=w.head_dim,
             FIRST_SPLIT=FIRST_SPLIT, SPLITS_PER_SIZE=SPLITS_PER_SIZE, BLOCK_S=COMBINED_SPLITS, BLOCK_D=COMBINED_DIM,
-            num_warps=4, **LAUNCH_OPTIONS,
+            WINDOW=w.window, sinks_ptr=self.sinks_H, num_warps=4, **LAUNCH_OPTIONS,
         )  # fmt: skip
 
 
@@ -156,6 +158,12 @@ def split_of(position: int) -> int:
     at = position // FIRST_SPLIT + SPLITS_PER_SIZE
     doublings = (at // SPLITS_PER_SIZE).bit_length() - 1
     return doublings * SPLITS_PER_SIZE + (at >> doublings) - SPLITS_PER_SIZE
+
+
+def splits_seen(window: int | None, longest: int) -> int:
+    """The most splits that so many positions, one after the other, may touch in a context of so many."""
+    every = split_of(longest - 1) + 1
+    return every if window is None else min((window + FIRST_SPLIT - 2) // FIRST_SPLIT + 1, every)
 
 
 def _cache_shape(keys: Tensor) -> dict[str, int]:

@@ -15,7 +15,9 @@ of tiles, of which a program has BLOCK_… at a time.
   keys.
   rows_ptr [R, 6]: a step's table of rows (triton_step.py); token_rows_ptr, positions_ptr [N]; pages_ptr [R,
   stride_pages].
-  maxima_ptr, totals_ptr [N, HEADS, S], sums_ptr [N, HEADS, S, HEAD_DIM]: what splits leave to be combined.
+  maxima_ptr, totals_ptr [N, HEADS, S], sums_ptr [N, HEADS, S, HEAD_DIM]: what splits leave to be combined. With a
+  WINDOW, which a token's positions end where its own is, S counts from the first split that the token sees.
+  sinks_ptr [HEADS]: scores that take part in the softmax and have no value.
 """
 
 import triton
@@ -94,6 +96,16 @@ def split_start(split, FIRST_SPLIT: tl.constexpr, SPLITS_PER_SIZE: tl.constexpr)
 
 
 @triton.jit
+def split_of(position, FIRST_SPLIT: tl.constexpr, SPLITS_PER_SIZE: tl.constexpr):
+    """The split that a position is in."""
+    at = position // FIRST_SPLIT + SPLITS_PER_SIZE
+    doublings = position * 0
+    for power in tl.static_range(1, 25):
+        doublings += ((at // SPLITS_PER_SIZE) >> power > 0).to(tl.int32)
+    return doublings * SPLITS_PER_SIZE + (at >> doublings) - SPLITS_PER_SIZE
+
+
+@triton.jit
 def row_of_tile(
     tile, rows_ptr, first_token, num_tokens, num_rows, BLOCK_R: tl.constexpr, TILE: tl.constexpr,
     PER_TOKEN: tl.constexpr = 1,
@@ -133,13 +145,14 @@ def attend_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
     PAGE_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, FIRST_SPLIT: tl.constexpr, SPLITS_PER_SIZE: tl.constexpr,
     BLOCK_R: tl.constexpr, TILE_TOKENS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Attends to one split of the context with the queries of up to TILE_TOKENS tokens of a row that share a key head.
 
     It stores for each query the largest score (times log2 e), the sum of the weights relative to it, and the weighted
-    values."""
+    values. With a WINDOW programs begin at the first split that the tile's first token sees, and each token has room
+    for `num_splits` from its own first one on."""
     tile, kv = tl.program_id(0), tl.program_id(1)
-    split = num_splits - 1 - tl.program_id(2)  # the longest are started first
     row, index = row_of_tile(tile, rows_ptr, first_token, num_tokens, num_rows, BLOCK_R, TILE_TOKENS)
     row_ptr = rows_ptr + row * FIELDS
     first = tl.load(row_ptr + FIRST_TOKEN)
@@ -147,7 +160,14 @@ def attend_kernel(
     high = tl.minimum(first + tl.load(row_ptr + QUERY_LEN), first_token + num_tokens)
     high = tl.minimum(high, low + TILE_TOKENS)
     offset = tl.load(row_ptr + START) - first
-    begin = split_start(split, FIRST_SPLIT, SPLITS_PER_SIZE)
+    if WINDOW is None:
+        split = num_splits - 1 - tl.program_id(2)  # the longest are started first
+        begin = split_start(split, FIRST_SPLIT, SPLITS_PER_SIZE)
+    else:
+        first_seen = tl.maximum(low + offset + 1 - WINDOW, 0)
+        split = split_of(first_seen, FIRST_SPLIT, SPLITS_PER_SIZE) + tl.program_id(2)
+        # Blocks lie at fixed positions; one that a query sees nothing of leaves its sums as they are.
+        begin = tl.maximum(split_start(split, FIRST_SPLIT, SPLITS_PER_SIZE), first_seen // BLOCK_P * BLOCK_P)
     end = tl.minimum(split_start(split + 1, FIRST_SPLIT, SPLITS_PER_SIZE), high + offset)
     row_pages_ptr = pages_ptr + row.to(tl.int64) * stride_pages
     page = load_pages(row_pages_ptr, begin, end, PAGE_SIZE, BLOCK_P)
@@ -180,6 +200,8 @@ def attend_kernel(
         )
         score_MP = tl.dot(q_MD, k_DP, input_precision="ieee") * LOG2_E
         score_MP = tl.where(p[None, :] <= token_M[:, None] + offset, score_MP, float("-inf"))
+        if WINDOW is not None:
+            score_MP = tl.where(p[None, :] > token_M[:, None] + offset - WINDOW, score_MP, float("-inf"))
         new_max_M = tl.maximum(max_M, tl.max(score_MP, 1))
         base_M = tl.where(new_max_M == float("-inf"), 0.0, new_max_M)
         weight_MP = tl.exp2(score_MP - base_M[:, None])
@@ -192,6 +214,10 @@ def attend_kernel(
         max_M = new_max_M
 
     split_M = (query_M - first_token.to(tl.int64) * HEADS) * num_splits + split
+    if WINDOW is not None:
+        first_M = split_of(tl.maximum(token_M + offset + 1 - WINDOW, 0), FIRST_SPLIT, SPLITS_PER_SIZE)
+        split_M -= first_M
+        mask_M = mask_M & (split >= first_M) & (split - first_M < num_splits)
     tl.store(maxima_ptr + split_M, max_M, mask=mask_M)
     tl.store(totals_ptr + split_M, total_M, mask=mask_M)
     tl.store(
@@ -206,14 +232,17 @@ def combine_kernel(
     BLOCK_N: tl.constexpr, NUM_PARTIALS: tl.constexpr, EVEN_SPLITS: tl.constexpr, BLOCK_SQUARES: tl.constexpr,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     FIRST_SPLIT: tl.constexpr, SPLITS_PER_SIZE: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
+    WINDOW: tl.constexpr = None, sinks_ptr=None,
 ):  # fmt: skip
-    """Computes a part of one head of one token: adds its splits in blocks of BLOCK_S, in order, and applies its gates,
-    if any."""
+    """Computes a part of one head of one token: adds its splits in blocks of BLOCK_S, in order, and its sink at last,
+    and applies its gates, if any."""
     launch_dependents()
     index, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = first_token + index
     d = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
     mask, position = d < HEAD_DIM, tl.load(positions_ptr + token)
+    if sinks_ptr is not None:
+        sink = tl.load(sinks_ptr + head) * LOG2_E
     wait_for_previous_kernel()
     if gates_ptr is not None:
         cut = (num_tokens, num_outs, steps_per_tile, steps_per_split)
@@ -227,7 +256,11 @@ def combine_kernel(
     sum_D = tl.zeros([BLOCK_D], tl.float32)
     for base in range(0, num_splits, BLOCK_S):
         s = base + tl.arange(0, BLOCK_S)
-        mask_S = split_start(s, FIRST_SPLIT, SPLITS_PER_SIZE) <= position
+        if WINDOW is None:
+            mask_S = split_start(s, FIRST_SPLIT, SPLITS_PER_SIZE) <= position
+        else:
+            first_seen = split_of(tl.maximum(position + 1 - WINDOW, 0), FIRST_SPLIT, SPLITS_PER_SIZE)
+            mask_S = split_start(first_seen + s, FIRST_SPLIT, SPLITS_PER_SIZE) <= position
         max_S = tl.load(maxima_ptr + first_split + s, mask=mask_S, other=float("-inf"))
         total_S = tl.load(totals_ptr + first_split + s, mask=mask_S, other=0.0)
         sum_ptrs = sums_ptr + (first_split + s)[:, None] * HEAD_DIM + d[None, :]
@@ -237,6 +270,11 @@ def combine_kernel(
         total = total * fade + tl.sum(fade_S * total_S, 0)
         sum_D = sum_D * fade + tl.sum(fade_S[:, None] * sum_SD, 0)
         maximum = new_maximum
+    if sinks_ptr is not None:
+        new_maximum = tl.maximum(maximum, sink)
+        fade = tl.exp2(maximum - new_maximum)
+        total = total * fade + tl.exp2(sink - new_maximum)
+        sum_D *= fade
     result = sum_D / total
     if gates_ptr is not None:
         gate *= inverse_norm(squares_ptr, squares_S, norm_eps, BLOCK_SQUARES)
