@@ -1,7 +1,8 @@
 """The tensors of any checkpoint as floats: unpacked, named and ordered as in a plain safetensors checkpoint.
 
-Whatever the experts are stored as, they appear as three tensors per layer, [experts, out, in] each. Nothing is read
-before it is asked for, and matrices come a few rows at a time. Knows nothing of how they will be written.
+Whatever the experts are stored as, they appear as three tensors per layer, [experts, out, in] each; what makes keys and
+values of latents is one matrix, though a file may have two. Nothing is read before it is asked for, and matrices come a
+few rows at a time. Knows nothing of how they will be written.
 """
 
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.checkpoint.detect import HEAD
 from headlong.checkpoint.load import WeightLoader
 from headlong.checkpoint.transforms import AS_IS, Order
+from headlong.convert import latent
 from headlong.engine.build import Blueprint, survey
 from headlong.errors import CheckpointError
 from headlong.quant.format import Weight
@@ -52,6 +54,9 @@ class Source:
         for name, need in blueprint.expected.items():
             if EXPERTS in name:
                 self._add_experts(name.partition(EXPERTS)[0] + EXPERTS.rstrip("."))
+            elif latent.is_half(name):
+                assert self.config.latent is not None
+                self.shapes[latent.whole_name(name)] = latent.whole_shape(self.config.latent)
             else:
                 self.shapes[name] = need.shape
         self._loader = _loader(blueprint)
@@ -72,7 +77,8 @@ class Source:
 
     def is_vector(self, name: str) -> bool:
         """True if the tensor is read at once, as everything is that is no matrix."""
-        return name not in self._experts and self.blueprint.expected[name].role == "vector"
+        need = self.blueprint.expected.get(name)
+        return need is not None and need.role == "vector"
 
     def vector(self, name: str, order: Order = AS_IS) -> Tensor:
         """A small tensor in float32, its rows in `order`."""
@@ -86,9 +92,19 @@ class Source:
             for expert in self.read_experts(self._experts[name]):
                 yield from expert
             return
+        if name not in self.blueprint.expected:
+            assert latent.is_expanding(name)
+            yield from self._read_expanding(name)
+            return
         out_features, in_features = self.shapes[name]
         weight = self._loader.matrix(name, out_features, in_features)
         yield from _tiles(weight, 0, out_features, self._composed(name, order))
+
+    def _read_expanding(self, name: str) -> Iterator[Tensor]:
+        assert self.config.latent is not None
+        both = zip(latent.half_names(name), latent.half_shapes(self.config.latent), strict=True)
+        keys, values = (self._loader.experts(half, *shape) for half, shape in both)
+        yield from latent.joined((_whole(head) for head in keys), (_whole(head) for head in values))
 
     def read_experts(self, experts: Experts) -> Iterator[Iterator[Tensor]]:
         """The rows of one projection, expert by expert."""
@@ -129,6 +145,12 @@ def _loader(blueprint: Blueprint) -> WeightLoader:
         "cpu",
         keep_stored=True,
         row_order=blueprint.row_order,
+    )
+
+
+def _whole(weight: Weight) -> Tensor:
+    return torch.cat(
+        list(_tiles(weight, 0, weight.shape[0] if isinstance(weight, Tensor) else weight.out_features))
     )
 
 
