@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -101,3 +102,46 @@ def test_tiny_families(tmp_path: Path, family: str) -> None:
     prompt = tiny.random_tokens(8192, 40, seed=2)
     (reply,) = generate(tmp_path / "out.gguf", [prompt], 24)
     assert reply.tokens == greedy(made, prompt, 24)
+
+
+DEEPSEEK_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 256,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("deepseek_v3", {"rope": DEEPSEEK_YARN, "head": True}),
+        ("deepseek_v3", {"rope": DEEPSEEK_YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}}),
+        ("deepseek_v3", {"rope_interleave": False, "first_k_dense_replace": 2}),
+        ("deepseek_v3", {"q_lora_rank": None}),
+        ("kimi_k2", {"rope": DEEPSEEK_YARN | {"factor": 16.0}}),
+        ("glm4_moe_lite", {"head": True}),
+    ],
+    ids=["yarn, head", "another magnitude", "halves", "queries at once", "kimi", "glm flash, head"],
+)
+def test_tiny_models_with_latents(tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
+    """Of random weights; the head drafts there too. Of a seed at which no two experts are nearly as good."""
+    made = with_tokenizer(
+        tiny.make(
+            tmp_path / "tiny",
+            family,
+            seed=5,
+            **{"vocab_size": 8192, "qk_rope_head_dim": 32, "head": False} | changes,
+        )
+    )
+    done = to_gguf(Checkpoint.open(made.folder), tmp_path / "out.gguf", type="f32")
+    assert not done.notes
+    prompt = tiny.random_tokens(8192, 100, seed=2)
+    drafts = 3 if changes.get("head") else 0
+    (reply,) = generate(tmp_path / "out.gguf", [prompt], 24, draft_tokens=drafts)
+    assert reply.tokens == greedy(made, prompt, 24)
+    assert bool(reply.drafted) == bool(drafts)

@@ -8,9 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.checkpoint.source import EMBEDDED
 from headlong.cli.modules import ranges
+from headlong.convert.to_gguf import to_gguf
 from headlong.quant import rtn
+from support import tiny
 from support.command import Headlong
 
 
@@ -185,3 +188,17 @@ def test_list(headlong: Headlong) -> None:
 )
 def test_ranges(numbers: list[int], text: str) -> None:
     assert ranges(numbers) == text
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
+def test_heads_in_layers(headlong: Headlong, tmp_path: Path, family: str) -> None:
+    """With copies that are not loaded, in safetensors and in GGUF."""
+    sizes = {"hidden_size": 64, "vocab_size": 64, "num_hidden_layers": 2, "kv_lora_rank": 64}
+    made = tiny.make(tmp_path / "made", family, **sizes)
+    to_gguf(Checkpoint.open(made.folder), tmp_path / "packed.gguf", type="q8_0")
+    for path in (made.folder, tmp_path / "packed.gguf"):
+        done = headlong("inspect", str(path))
+        assert done.code == 0 and "can be served" in done.out
+        assert "MTP:    usable head" in done.out
+        told = "skipped: 2 tensors, 32.8 kB (copy of the target's" if path == made.folder else "Q8_0"
+        assert told in done.out

@@ -75,7 +75,7 @@ def test_floats_on_every_packing(tmp_path: Path, name: str) -> None:
     out = tmp_path / "out"
     graft(made.folder, made.folder / "floats", out, force=True)
     stored = registry.names_of(Checkpoint.open(made.folder / "floats")).sources
-    donor = {name: read_tensor(info) for name, info in stored.items() if name.startswith("mtp.")}
+    donor = {info.name: read_tensor(info) for name, info in stored.items() if name.startswith("mtp.")}
     head = load_file(out / "mtp.safetensors")
     assert head.keys() == donor.keys() != set()
     assert all(torch.equal(head[name], donor[name]) for name in head)

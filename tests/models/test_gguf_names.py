@@ -27,6 +27,8 @@ GGUF_ARCH = {name: arch for arch, name in MODEL_ARCH_NAMES.items() if name in BY
 LEFT_OUT = {
     # Rotary tables of old files, and the router and experts of Mixtral, which is another model.
     LLAMA: {"attn_rot_embd", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
+    # And what models without latents have under the same name.
+    "deepseek2": {"attn_rot_embd", "attn_k", "attn_v"},
 }
 SUFFIX = {"ssm_a": "", "ssm_dt": ".bias", "exp_probs_b": ".bias"}
 HEAD = {

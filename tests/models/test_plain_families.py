@@ -66,6 +66,7 @@ ODD_LATENTS = {
     "v_head_dim": 9,
     "intermediate_size": 50,
     "moe_intermediate_size": 11,
+    "rms_norm_eps": 0.1,
 }
 OWN = {
     "llama": {
@@ -267,9 +268,22 @@ def write_gguf(family, made, path: Path, kind: str) -> GgufModel:
     model = GgufModel(tiny.read_config(made.folder), arch)
     for name, weight in experts_by_projection(tiny.tensors(made, head=False)).items():
         name = name.replace(".shared_experts.", ".shared_expert.")
-        model.add(name, _paired(weight, name, made) if arch == "llama" else weight, kind)
+        if arch == "deepseek2" and name.endswith("kv_b_proj.weight"):
+            for half, part in _halves(weight, name, made):
+                model.add(half, part, kind)
+        else:
+            model.add(name, _paired(weight, name, made) if arch == "llama" else weight, kind)
     model.write(path, head=False)
     return model
+
+
+def _halves(weight, name, made):
+    """What makes keys and values of latents, head by head; the keys' the other way round."""
+    c = made.model.config
+    heads = weight.view(c.num_attention_heads, -1, c.kv_lora_rank)
+    keys, values = heads.split((c.qk_nope_head_dim, c.v_head_dim), dim=1)
+    yield name.replace("kv_b_proj", "k_b_proj"), keys.mT.contiguous()
+    yield name.replace("kv_b_proj", "v_b_proj"), values.contiguous()
 
 
 def _paired(weight, name, made):

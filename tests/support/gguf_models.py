@@ -44,9 +44,41 @@ def pack(weight: Tensor, kind: str) -> np.ndarray:
     return blocks.reshape(rows, -1)
 
 
+def fitting(kind: str, columns: int) -> str:
+    """The type that rows of this length can have where most matrices have `kind`."""
+    for candidate in (kind, "Q8_0"):
+        if candidate in PLAIN or not columns % BLOCK_SIZES[candidate][0]:
+            return candidate
+    return "F16"
+
+
 def unpack(data: np.ndarray, kind: str, shape: tuple[int, ...]) -> Tensor:
     values = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind])
     return torch.from_numpy(np.array(values, dtype=np.float32)).view(shape)
+
+
+def repacked(path: Path, out: Path, kind: str) -> None:
+    """A GGUF file of floats written again with its matrices, but not the embedding, packed into `kind`."""
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(out, str(reader.fields["general.architecture"].contents()))
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            element = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(key, field.contents(), field.types[0], element)
+    for tensor in reader.tensors:
+        weight = torch.from_numpy(np.array(tensor.data, dtype=np.float32))
+        if weight.dim() < 2 or "token_embd" in tensor.name or "gate_inp" in tensor.name:
+            writer.add_tensor(tensor.name, weight.numpy())
+            continue
+        own = fitting(kind, weight.shape[-1])
+        data = pack(weight.reshape(-1, weight.shape[-1]), own)
+        writer.add_tensor(
+            tensor.name, data.reshape(*weight.shape[:-1], -1), raw_dtype=gguf.GGMLQuantizationType[own]
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def is_matrix(name: str, weight: Tensor) -> bool:
@@ -98,6 +130,7 @@ class GgufModel:
         assert disk is not None, name
         if is_matrix(name, weight):
             flat = weight.float().reshape(-1, weight.shape[-1])
+            kind = fitting(kind, flat.shape[1])
             data = pack(flat, kind)
             self.meant[name] = unpack(data, kind, tuple(weight.shape))
             self.tensors[disk] = (data.reshape(*weight.shape[:-1], -1), kind)

@@ -48,6 +48,8 @@ def _answer(question: dict[str, Any]) -> list[dict[str, Any]]:
     params = xllamacpp.CommonParams()
     params.model.path = question["model"]
     params.n_ctx, params.n_parallel, params.port, params.warmup = 1024, 1, 0, False
+    # Keys and values in half precision would decide near-ties.
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     if question["draft_tokens"]:
         params.load_mtp = True

@@ -243,6 +243,7 @@ FAMILIES = {
         deepseek_v3.DeepseekV3RMSNorm,
         PLAIN_SIZES | LATENT | {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1},
         is_plain=True,
+        arch="deepseek2",
         head=lambda _, model, __, count: LayerHead(model, count),
     ),
     "kimi_k2": _Family(
@@ -252,6 +253,7 @@ FAMILIES = {
         deepseek_v3.DeepseekV3RMSNorm,
         PLAIN_SIZES | LATENT | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
         is_plain=True,
+        arch="deepseek2",
         model_type="kimi_k2",
         head=lambda _, model, __, count: LayerHead(model, count),
     ),
@@ -262,6 +264,7 @@ FAMILIES = {
         glm4_moe_lite.Glm4MoeLiteRMSNorm,
         PLAIN_SIZES | LATENT,
         is_plain=True,
+        arch="deepseek2",
         head=lambda _, model, config, count: _flash_head(model, config, count),
     ),
     "gpt_oss": _Family(
@@ -364,6 +367,8 @@ def make(
             randomise(module.eval(), generator)
             if kind.is_plain:
                 _centre_norms_on_one(module, kind.norm)
+            if kind.arch == "deepseek2":
+                _one_eps(module, kind.norm, text_config.rms_norm_eps)
     tiny = Tiny(folder, model, reference_head)
     found = tensors(tiny, experts)
     if rope_factors is not None:
@@ -379,6 +384,13 @@ def _centre_norms_on_one(module: nn.Module, norm: Any) -> None:
     for part in module.modules():
         if isinstance(part, norm):
             part.weight.add_(1.0)
+
+
+def _one_eps(module: nn.Module, norm: Any, eps: float) -> None:
+    """What transformers has inside latent attention is its class's default, whatever the config says."""
+    for part in module.modules():
+        if isinstance(part, norm):
+            part.variance_epsilon = eps
 
 
 @torch.no_grad()

@@ -24,7 +24,15 @@ from headlong.convert.folder import (
     write_json,
     written,
 )
-from headlong.convert.head import check_fits, head_tensors, joined, open_artifact, require_head, without_head
+from headlong.convert.head import (
+    check_fits,
+    disk_name,
+    head_tensors,
+    joined,
+    open_artifact,
+    require_head,
+    without_head,
+)
 from headlong.convert.head_entries import (
     gguf_head,
     gguf_spec,
@@ -61,9 +69,9 @@ def graft(
     head already is refused unless `force`d, which replaces it, and `out` too.
     """
     refuse_overlap(out, base, head)
-    donor = open_artifact(head)
-    require_head(donor)
     model = _own(Checkpoint.open(base))
+    donor = open_artifact(head, like=model)
+    require_head(donor)
     if head_tensors(model) and not force:
         raise HeadError(f"{base}: has an MTP head already; use --force to replace it")
     check_fits(model, donor)
@@ -157,7 +165,7 @@ def _plain_head_modules(blueprint: Blueprint) -> list[str]:
     """The head's matrices that will lie on disk in floats; those from GGUF are unpacked."""
     gguf = blueprint.checkpoint.gguf_layers
     return [
-        name.removesuffix(".weight")
+        disk_name(blueprint.checkpoint, name).removesuffix(".weight")
         for name, format in blueprint.formats.items()
         if name.startswith(HEAD)
         and (

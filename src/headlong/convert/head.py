@@ -21,7 +21,7 @@ from headlong.layers.weights import Scope
 from headlong.models import registry
 from headlong.ops.registry import choose_backend
 
-MODEL_TYPE = "model_type"
+MODEL_TYPE, LAYERS = "model_type", "num_hidden_layers"
 SIZES = (
     "hidden_size",
     "vocab_size",
@@ -37,15 +37,15 @@ SIZES = (
 """What must agree between a head and its model, in the spelling of config.json."""
 
 
-def open_artifact(path: Path) -> Checkpoint:
-    """Opens a checkpoint, or the safetensors file of a head alone, whose config is then made from the file's
-    metadata."""
+def open_artifact(path: Path, like: Checkpoint | None = None) -> Checkpoint:
+    """Opens a checkpoint, or the safetensors file of a head alone, whose config is then made from the file's metadata.
+    A file without such metadata, as a shard is, names its tensors as the model `like` does, if there is one."""
     if path.suffix != ".safetensors" or not path.is_file():
         return Checkpoint.open(path)
     tensors, metadata = read_file(path)
     whole = Checkpoint(
         folder=path,
-        config=_told(metadata),
+        config=_told(metadata) or ({} if like is None else _naming_fields(like)),
         generation_config={},
         tensors=tensors,
         mlx_files=frozenset({path} if metadata.get("format") == "mlx" else ()),
@@ -59,6 +59,20 @@ def _told(metadata: Mapping[str, Any]) -> dict[str, Any]:
     numbers = {field: metadata.get(field) for field in SIZES}
     told = {name: int(text) for name, text in numbers.items() if isinstance(text, str) and text.isdecimal()}
     return told | ({MODEL_TYPE: kind} if isinstance(kind := metadata.get(MODEL_TYPE), str) else {})
+
+
+def _naming_fields(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What of a model's config decides what its tensors are called."""
+    config = registry.config_of(checkpoint)
+    found = {MODEL_TYPE: config.get(MODEL_TYPE), LAYERS: config.get("text_config", config).get(LAYERS)}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def disk_name(checkpoint: Checkpoint, name: str) -> str:
+    """What safetensors call a tensor of the checkpoint's head; its canonical `name` where no family is known."""
+    told = _naming_fields(checkpoint)
+    family, count = registry.FAMILIES.get(str(told.get(MODEL_TYPE))), told.get(LAYERS)
+    return name if family is None or type(count) is not int else family.naming.disk(name, count)
 
 
 def head_tensors(checkpoint: Checkpoint) -> dict[str, TensorInfo]:
@@ -144,7 +158,8 @@ def check_fits(base: Checkpoint, head: Checkpoint) -> None:
     Sizes that a lone file does not tell are read off its tensors.
     """
     wanted, given = sizes(base), sizes(head)
-    ours, theirs = (_family(found.get(MODEL_TYPE)) for found in (wanted, given))
+    in_gguf = bool(base.gguf_layers or head.gguf_layers)
+    ours, theirs = (_family(found.get(MODEL_TYPE), in_gguf=in_gguf) for found in (wanted, given))
     if theirs is not None and ours != theirs:
         raise HeadError(
             f"{head.folder}: is the head of a {theirs} model, but {base.folder} is a {ours} model; "
@@ -159,7 +174,11 @@ def check_fits(base: Checkpoint, head: Checkpoint) -> None:
     _check_shapes(base, head)
 
 
-def _family(model_type: object) -> str | None:
+def _family(model_type: object, *, in_gguf: bool) -> str | None:
+    """What heads are told apart by; GGUF files tell architectures, which several families may share."""
+    family = registry.FAMILIES.get(str(model_type))
+    if in_gguf and family is not None and family.gguf is not None:
+        return family.gguf.arch
     return model_type.removesuffix("_text") if isinstance(model_type, str) else None
 
 

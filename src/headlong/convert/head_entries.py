@@ -1,10 +1,11 @@
 """A head's tensors as they are written into either container: verbatim where the container is the same, else unpacked.
 
-Safetensors names are `mtp.*`; in GGUF the head is the block after the layers. Knows what GGUF metadata say of the
-number of blocks; writes nothing itself.
+Safetensors names are those of the family; in GGUF the head is the block after the layers. Knows what GGUF metadata say
+of the number of blocks; writes nothing itself.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from headlong.checkpoint.tensor_info import TensorInfo, read_tensor
 from headlong.checkpoint.transforms import Transform
 from headlong.checkpoint.writing import Entry, copied
 from headlong.convert.from_gguf import safetensors_entries
-from headlong.convert.head import head_tensors, is_head_alone, sizes
+from headlong.convert.head import disk_name, head_tensors, is_head_alone, sizes
 from headlong.convert.reading import Source
 from headlong.convert.to_gguf import gguf_entries
 from headlong.errors import CheckpointError
@@ -42,8 +43,8 @@ def verbatim(info: TensorInfo, name: str | None = None) -> Entry:
 
 
 def safetensors_head(checkpoint: Checkpoint) -> list[Entry]:
-    """The entries of the head under `mtp.*`: copied with all its parts, unless it is stored in a way of GGUF's or
-    MLX's."""
+    """The entries of the head under its family's names: copied with all its parts, unless it is stored in a way of
+    GGUF's or MLX's."""
     names = registry.names_of(checkpoint)
     head = {name: info for name, info in names.sources.items() if name.startswith(HEAD)}
     if any(info.file in checkpoint.gguf_layers for info in head.values()):
@@ -52,8 +53,12 @@ def safetensors_head(checkpoint: Checkpoint) -> list[Entry]:
                 f"{checkpoint.folder}: holds a head alone, which is unpacked only onto its model: use `headlong graft`"
             )
         entries = safetensors_entries(Source(checkpoint), UNPACKED, UNPACKED, canonical=True)
-        return [entry for entry in entries if entry.name.startswith(HEAD)]
-    return [_as_model(name, info, names.transforms.get(name)) for name, info in head.items()]
+        unpacked = (entry for entry in entries if entry.name.startswith(HEAD))
+        return [replace(entry, name=disk_name(checkpoint, entry.name)) for entry in unpacked]
+    return [
+        _as_model(disk_name(checkpoint, name), info, names.transforms.get(name))
+        for name, info in head.items()
+    ]
 
 
 def _as_model(name: str, info: TensorInfo, transform: Transform | None) -> Entry:

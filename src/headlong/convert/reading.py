@@ -1,7 +1,8 @@
 """The tensors of any checkpoint as floats: unpacked, named and ordered as in a plain safetensors checkpoint.
 
-Whatever the experts are stored as, they appear as three tensors per layer, [experts, out, in] each. Nothing is read
-before it is asked for, and matrices come a few rows at a time. Knows nothing of how they will be written.
+Whatever the experts are stored as, they appear as three tensors per layer, [experts, out, in] each; what makes keys and
+values of latents is one matrix, though a file may have two. Nothing is read before it is asked for, and matrices come a
+few rows at a time. Knows nothing of how they will be written.
 """
 
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.checkpoint.detect import HEAD
 from headlong.checkpoint.load import WeightLoader
 from headlong.checkpoint.transforms import AS_IS, Order
+from headlong.convert import latent
 from headlong.engine.build import Blueprint, survey
 from headlong.errors import CheckpointError
 from headlong.quant.format import Weight
@@ -60,6 +62,9 @@ class Source:
                 self._add_biases(name.partition(EXPERTS)[0] + EXPERTS.rstrip("."))
             elif EXPERTS in name:
                 self._add_experts(name.partition(EXPERTS)[0] + EXPERTS.rstrip("."))
+            elif latent.is_half(name):
+                assert self.config.latent is not None
+                self.shapes[latent.whole_name(name)] = latent.whole_shape(self.config.latent)
             else:
                 self.shapes[name] = need.shape
         self._loader = _loader(blueprint)
@@ -91,7 +96,8 @@ class Source:
         """True if the tensor is read at once, as everything is that is no matrix."""
         if name in self._experts or name in self._biases:
             return name in self._biases
-        return self.blueprint.expected[name].role == "vector"
+        need = self.blueprint.expected.get(name)
+        return need is not None and need.role == "vector"
 
     def stays_mxfp4(self, name: str) -> bool:
         """True of a projection of experts that are stored in MXFP4, which loses nothing in another file's blocks."""
@@ -134,9 +140,19 @@ class Source:
             for expert in self.read_experts(self._experts[name]):
                 yield from expert
             return
+        if name not in self.blueprint.expected:
+            assert latent.is_expanding(name)
+            yield from self._read_expanding(name)
+            return
         out_features, in_features = self.shapes[name]
         weight = self._loader.matrix(name, out_features, in_features)
         yield from _tiles(weight, 0, out_features, self._composed(name, order))
+
+    def _read_expanding(self, name: str) -> Iterator[Tensor]:
+        assert self.config.latent is not None
+        both = zip(latent.half_names(name), latent.half_shapes(self.config.latent), strict=True)
+        keys, values = (self._loader.experts(half, *shape) for half, shape in both)
+        yield from latent.joined((_whole(head) for head in keys), (_whole(head) for head in values))
 
     def read_experts(self, experts: Experts) -> Iterator[Iterator[Tensor]]:
         """The rows of one projection, expert by expert."""
@@ -188,6 +204,12 @@ def _loader(blueprint: Blueprint) -> WeightLoader:
         "cpu",
         keep_stored=True,
         row_order=blueprint.row_order,
+    )
+
+
+def _whole(weight: Weight) -> Tensor:
+    return torch.cat(
+        list(_tiles(weight, 0, weight.shape[0] if isinstance(weight, Tensor) else weight.out_features))
     )
 
 

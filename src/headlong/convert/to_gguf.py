@@ -4,7 +4,7 @@ Decides what is stored in which type; names, values and metadata are told by `ch
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,13 @@ from headlong.checkpoint.gguf_names import ROPE_FACTORS
 from headlong.checkpoint.gguf_writing import block_elements, gguf_nbytes, write_gguf
 from headlong.checkpoint.strict_json import read_object
 from headlong.checkpoint.writing import Entry, replacing
+from headlong.convert import latent
 from headlong.convert.reading import Source
 from headlong.errors import CheckpointError
+from headlong.layers.latent_attention import LatentAttentionConfig
 from headlong.models import registry
 from headlong.models.gguf import GgufSpec
-from headlong.ops.rope.scaling import Llama3Scaling
+from headlong.ops.rope.scaling import Llama3Scaling, YarnScaling
 from headlong.progress import ProgressFn, silent
 from headlong.small_files import read_text
 from headlong.text.gguf_tokenizer import gguf_tokenizer_fields
@@ -37,6 +39,7 @@ save."""
 QUANTIZATION_VERSION = 2
 MXFP4 = "MXFP4"
 """The type of experts that are stored in such floats, whatever the other matrices become: nothing is lost."""
+YARN_BETAS = (32.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,12 @@ def to_gguf(
         notes.append(
             f"llama.cpp reads no MTP head beside a {spec.arch} and will refuse this file; Headlong reads it"
         )
+    scaling = source.config.rope_scaling
+    if isinstance(scaling, YarnScaling) and (scaling.beta_fast, scaling.beta_slow) != YARN_BETAS:
+        notes.append(
+            "llama.cpp takes beta_fast 32 and beta_slow 1 for YaRN, whatever the file says, and its answers will "
+            f"differ: this model has {scaling.beta_fast:g} and {scaling.beta_slow:g}; Headlong reads them"
+        )
     delta_net = source.config.delta_net
     if delta_net is not None and delta_net.key_dim != delta_net.value_dim:
         notes.append(
@@ -85,15 +94,14 @@ def to_gguf(
 def gguf_entries(source: Source, spec: GgufSpec, type: str, head_type: str) -> list[Entry]:
     num_layers = len(source.config.layer_types)
     entries, unknown = [], []
-    for name, shape in source.shapes.items():
+    for name, stored, data in _tensors(source, spec):
         disk_name = spec.names.disk(name, num_layers)
         if disk_name is None:
             unknown.append(name)
             continue
-        stored = spec.names.transform(name).disk_shape(shape)
         wanted = head_type if name.startswith("mtp.") else type
         dtype = MXFP4 if source.stays_mxfp4(name) else storage_type(disk_name, stored, wanted.upper())
-        entries.append(Entry(disk_name, dtype, stored, _data(source, name, spec)))
+        entries.append(Entry(disk_name, dtype, stored, data))
     if unknown:
         raise CheckpointError(f"GGUF has no place for {', '.join(unknown)}")
     config = source.config
@@ -101,6 +109,23 @@ def gguf_entries(source: Source, spec: GgufSpec, type: str, head_type: str) -> l
         factors = config.rope_scaling.factors(config.rope_theta, config.rotary_dim).float()
         entries.append(Entry(ROPE_FACTORS, "F32", tuple(factors.shape), lambda: factors))
     return entries
+
+
+def _tensors(source: Source, spec: GgufSpec) -> Iterator[tuple[str, tuple[int, ...], Any]]:
+    """Canonical names, stored shapes and data of what a file has."""
+    for name, shape in source.shapes.items():
+        if source.config.latent is not None and latent.is_expanding(name):
+            yield from _halves(source, name, source.config.latent)
+        else:
+            yield name, spec.names.transform(name).disk_shape(shape), _data(source, name, spec)
+
+
+def _halves(
+    source: Source, name: str, config: LatentAttentionConfig
+) -> Iterator[tuple[str, tuple[int, ...], Any]]:
+    named = zip(latent.half_names(name), latent.half_shapes(config), strict=True)
+    for place, (half, shape) in enumerate(named):
+        yield half, shape, lambda place=place: iter(latent.halves(source.read_float(name), config)[place])
 
 
 def _data(source: Source, name: str, spec: GgufSpec) -> Any:

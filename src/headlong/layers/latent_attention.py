@@ -18,6 +18,9 @@ from headlong.quant.format import PackedWeight, Weight
 from headlong.state.latent_kv import LatentKv, LatentKvSpec
 from headlong.state.layer_state import LayerState
 
+EXPANDING, KEYS_OF_LATENTS, VALUES_OF_LATENTS = "kv_b_proj", "k_b_proj", "v_b_proj"
+"""The matrix that makes keys and values of latents, and the two that it is in other files."""
+
 
 @dataclass(frozen=True)
 class LatentAttentionConfig:
@@ -65,15 +68,25 @@ class LatentAttention:
 
     def _weights(self, scope: Scope) -> LatentAttentionWeights:
         c = self.config
-        size = c.plain_dim + c.value_dim
-        stored = _plain(scope.matrix("kv_b_proj", c.num_heads * size, c.rank), scope.ops.dtype)
-        keys_HPR, values_HVR = stored.view(c.num_heads, size, c.rank).split((c.plain_dim, c.value_dim), dim=1)
+        keys_HRP, values_HVR = self._expanding(scope)
         return LatentAttentionWeights(
             LatentSizes(c.num_heads, c.rank, c.plain_dim, c.rope_dim, c.value_dim, c.scale, c.interleaved),
             norm=RmsNorm(scope.norm_weight("kv_a_layernorm", c.rank, centred=False), c.eps),
-            keys_HRP=keys_HPR.transpose(1, 2),
+            keys_HRP=keys_HRP,
             values_HVR=values_HVR,
         )
+
+    def _expanding(self, scope: Scope) -> tuple[Tensor, Tensor]:
+        """What would make keys and values of latents: one matrix, or two as GGUF files have them, head by head."""
+        c, dtype = self.config, scope.ops.dtype
+        if scope.has(f"{KEYS_OF_LATENTS}.weight"):
+            keys = scope.experts(f"{KEYS_OF_LATENTS}.weight", c.num_heads, c.rank, c.plain_dim)
+            values = scope.experts(f"{VALUES_OF_LATENTS}.weight", c.num_heads, c.value_dim, c.rank)
+            return _stacked(keys, dtype), _stacked(values, dtype)
+        size = c.plain_dim + c.value_dim
+        stored = _plain(scope.matrix(EXPANDING, c.num_heads * size, c.rank), dtype)
+        keys_HPR, values_HVR = stored.view(c.num_heads, size, c.rank).split((c.plain_dim, c.value_dim), dim=1)
+        return keys_HPR.transpose(1, 2), values_HVR
 
     @property
     def state_spec(self) -> LatentKvSpec:
@@ -113,6 +126,10 @@ class LatentAttention:
             program.Gemm(self.latents, FIRST, SECOND),
             program.LatentAttention(self.attend, name, None, SECOND, None),
         ]
+
+
+def _stacked(heads: list[Weight], dtype: torch.dtype) -> Tensor:
+    return torch.stack([_plain(head, dtype) for head in heads])
 
 
 def _plain(weight: Weight, dtype: torch.dtype) -> Tensor:

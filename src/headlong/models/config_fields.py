@@ -47,9 +47,13 @@ def attention(f: Fields, head_dim: int, kv_heads: int, **own: bool) -> Attention
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        eps=f.float("rms_norm_eps", 1e-6, low=0.0, high=1.0),
+        eps=norm_eps(f),
         **own,
     )
+
+
+def norm_eps(f: Fields) -> float:
+    return f.float("rms_norm_eps", 1e-6, low=0.0, high=1.0)
 
 
 def without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:

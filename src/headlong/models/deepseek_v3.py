@@ -9,15 +9,13 @@ from headlong.layers.decoder import DecoderLayer
 from headlong.layers.latent_attention import LatentAttention, LatentAttentionConfig
 from headlong.layers.weights import Scope
 from headlong.models.config import FULL, MAX_LAYERS, ModelConfig
-from headlong.models.config_fields import attention, decoder, without_nulls
+from headlong.models.config_fields import attention, decoder, norm_eps, without_nulls
+from headlong.models.deepseek_v3_gguf import GGUF
 from headlong.models.experts import biased_experts, feed_forward, first_dense_layers
 from headlong.models.family import Family
 from headlong.models.fields import Fields
 from headlong.models.glm4_moe import HEAD, NAMING
 from headlong.models.rope_fields import softmax_magnitude
-
-LATENT_EPS = 1e-6
-"""The eps of the norms inside the attention, whatever the config says of the others."""
 
 
 def read_config(config: Mapping[str, Any]) -> ModelConfig:
@@ -73,7 +71,7 @@ def _latent(f: Fields) -> LatentAttentionConfig:
         rope_dim=rope_dim,
         value_dim=f.int("v_head_dim", 128),
         scale=(plain_dim + rope_dim) ** -0.5 * softmax_magnitude(f) ** 2,
-        eps=LATENT_EPS,
+        eps=norm_eps(f),
         interleaved=f.bool("rope_interleave", True),
         bias=f.bool("attention_bias", False),
     )
@@ -90,7 +88,13 @@ def decoder_layer(config: ModelConfig, index: int | None, scope: Scope) -> Decod
 
 def _family(releases: str, oracle: str) -> Family:
     return Family(
-        config=read_config, layer=decoder_layer, naming=NAMING, mtp=HEAD, releases=releases, oracle=oracle
+        config=read_config,
+        layer=decoder_layer,
+        naming=NAMING,
+        mtp=HEAD,
+        gguf=GGUF,
+        releases=releases,
+        oracle=oracle,
     )
 
 

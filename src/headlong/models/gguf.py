@@ -8,6 +8,7 @@ architecture's alone is in its family's file, as a `GgufSpec`.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from headlong.checkpoint.gguf_config import Keys, short, token_ids
@@ -31,6 +32,37 @@ def no_keys(config: ModelConfig, text: Mapping[str, Any], head_layers: int) -> d
     return {"feed_forward_length": config.intermediate_size}
 
 
+def usual_heads(keys: Keys, *, truncate: bool = True) -> dict[str, Any]:
+    """The fields of heads that keep keys and values of one size each. `truncate`: whether YaRN's range of frequencies
+    is widened to whole numbers in models of such files, which do not say."""
+    hidden, heads = keys.int("embedding_length"), keys.int("attention.head_count")
+    head_dim = keys.int("attention.key_length", hidden // heads)
+    if keys.int("attention.value_length", head_dim) != head_dim:
+        raise keys.fault(
+            "attention.value_length", f"differs from key_length ({head_dim}), which is not supported"
+        )
+    return {
+        "num_key_value_heads": _key_value_heads(keys, heads),
+        "head_dim": head_dim,
+        "rope_parameters": rope(keys, head_dim, partial(rope_scaling, truncate=truncate)),
+    }
+
+
+def usual_head_keys(
+    config: ModelConfig,
+    text: Mapping[str, Any],  # noqa: ARG001 - the config says all
+    *,
+    truncate: bool = True,
+) -> dict[str, Any]:
+    sizes = config.attention
+    return {
+        "attention.head_count_kv": sizes.num_kv_heads,
+        "attention.key_length": sizes.head_dim,
+        "attention.value_length": sizes.head_dim,
+        **rope_scaling_keys(config.rope_scaling, truncate=truncate),
+    }
+
+
 def as_they_lie(name: str, config: ModelConfig) -> Order:  # noqa: ARG001 - whatever the tensor
     return AS_IS
 
@@ -48,6 +80,10 @@ class GgufSpec:
     """The architecture's own fields of config.json, for so many layers."""
     keys: Callable[[ModelConfig, Mapping[str, Any], int], dict[str, Any]] = no_keys
     """The inverse: its own keys, from the checked config, the fields as they were written and the head's layers."""
+    heads: Callable[[Keys], dict[str, Any]] = usual_heads
+    """The fields of config.json about the sizes of heads and about positions."""
+    head_keys: Callable[[ModelConfig, Mapping[str, Any]], dict[str, Any]] = usual_head_keys
+    """The inverse, from the checked config and the fields as they were written."""
     order: Callable[[str, ModelConfig], Order] = as_they_lie
     """For a canonical name, the indices into the stored rows and columns that put them into the order of
     safetensors."""
@@ -55,8 +91,6 @@ class GgufSpec:
     """Whether the loader applies `order`; else the model computes with what is stored."""
     windows: bool = False
     """Whether such files can say that layers attend through a window."""
-    truncates_yarn: bool = True
-    """Whether YaRN's range of frequencies is widened to whole numbers in models of such files."""
     runs_head: bool = False
     """Whether llama.cpp knows this architecture's MTP head."""
 
@@ -71,27 +105,19 @@ def config_from_gguf(
     """What config.json would say of the model."""
     num_layers = num_main_layers(metadata)
     keys = Keys(metadata, spec.arch)
-    hidden, heads = keys.int("embedding_length"), keys.int("attention.head_count")
-    head_dim = keys.int("attention.key_length", hidden // heads)
-    if keys.int("attention.value_length", head_dim) != head_dim:
-        raise keys.fault(
-            "attention.value_length", f"differs from key_length ({head_dim}), which is not supported"
-        )
     config: dict[str, Any] = {
         "architectures": [spec.class_name],
         "model_type": spec.model_type,
         "vocab_size": _vocab_size(keys, tensors),
-        "hidden_size": hidden,
+        "hidden_size": keys.int("embedding_length"),
         "num_hidden_layers": num_layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": _key_value_heads(keys, heads),
-        "head_dim": head_dim,
+        "num_attention_heads": keys.int("attention.head_count"),
         "hidden_act": "silu",
         "max_position_embeddings": keys.int("context_length", high=1 << 30),
         "rms_norm_eps": keys.float("attention.layer_norm_rms_epsilon", high=1.0),
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": any(name.endswith(".attn_q.bias") for name in tensors),
-        "rope_parameters": _rope(keys, head_dim, truncate=spec.truncates_yarn),
+        **spec.heads(keys),
     }
     config |= spec.fields(keys, tensors, num_layers)
     if in_head := keys.int("nextn_predict_layers", 0, low=0):
@@ -108,14 +134,11 @@ def gguf_metadata(
         "context_length": config.max_position if spec.windows else _context_length(config),
         "embedding_length": config.hidden_size,
         "attention.head_count": config.attention.num_heads,
-        "attention.head_count_kv": config.attention.num_kv_heads,
-        "attention.key_length": config.attention.head_dim,
-        "attention.value_length": config.attention.head_dim,
         "attention.layer_norm_rms_epsilon": config.eps,
         "rope.freq_base": config.rope_theta,
         "rope.dimension_count": config.rotary_dim,
         "vocab_size": config.vocab_size,
-        **_rope_scaling_keys(config.rope_scaling, truncate=spec.truncates_yarn),
+        **spec.head_keys(config, text),
     }
     fields |= spec.keys(config, text, head_layers)
     if head_layers:
@@ -155,19 +178,20 @@ def _key_value_heads(keys: Keys, heads: int) -> int:
     return value
 
 
-def _rope(keys: Keys, head_dim: int, *, truncate: bool) -> dict[str, Any]:
+def rope(keys: Keys, head_dim: int, scaling: Callable[[Keys], dict[str, Any]]) -> dict[str, Any]:
+    """The fields of `rope_parameters` where positions turn heads, or parts of them, of this size."""
     rotary_dim = keys.int("rope.dimension_count", head_dim, high=head_dim)
     factor = rotary_dim / head_dim
     if int(head_dim * factor) != rotary_dim:  # what is read back by multiplying must not be rounded down
         factor = math.nextafter(factor, 1.0)
     return {
-        **_rope_scaling(keys, truncate=truncate),
+        **scaling(keys),
         "rope_theta": keys.float("rope.freq_base", 10000.0, high=1e12),
         "partial_rotary_factor": factor,
     }
 
 
-def _rope_scaling(keys: Keys, *, truncate: bool) -> dict[str, Any]:
+def rope_scaling(keys: Keys, *, truncate: bool = True) -> dict[str, Any]:
     """Readers of GGUF stretch YaRN's waves by its usual magnitude and by a factor of the file's."""
     way = keys.metadata.get(f"{keys.arch}.rope.scaling.type", "none")
     if way == "none":
@@ -191,7 +215,7 @@ def _rope_scaling(keys: Keys, *, truncate: bool) -> dict[str, Any]:
     }
 
 
-def _rope_scaling_keys(scaling: RopeScaling | None, *, truncate: bool) -> dict[str, Any]:
+def rope_scaling_keys(scaling: RopeScaling | None, *, truncate: bool = True) -> dict[str, Any]:
     match scaling:
         case None | Llama3Scaling():  # whose factors are a tensor
             return {}

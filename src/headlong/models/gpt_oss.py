@@ -3,6 +3,7 @@ activation in every layer. Releases have the experts in MXFP4; gates and ups tak
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from headlong.checkpoint.gguf_config import Keys
@@ -23,7 +24,7 @@ from headlong.models.dense import decoder_layer, dense
 from headlong.models.experts import expert_counts, expert_keys
 from headlong.models.family import Family
 from headlong.models.fields import Fields
-from headlong.models.gguf import GgufSpec, Tensors
+from headlong.models.gguf import GgufSpec, Tensors, usual_head_keys, usual_heads
 from headlong.ops.moe.routing import Routing
 from headlong.ops.silu_mul.activation import Activation
 
@@ -121,6 +122,7 @@ FAMILY = Family(
         fields=_fields,
         keys=_keys,
         windows=True,
-        truncates_yarn=False,
+        heads=partial(usual_heads, truncate=False),
+        head_keys=partial(usual_head_keys, truncate=False),
     ),
 )

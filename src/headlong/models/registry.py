@@ -117,6 +117,8 @@ def names_of(checkpoint: Checkpoint) -> NameMap:
     text = checkpoint.config.get("text_config", checkpoint.config)
     family = FAMILIES.get(str(checkpoint.config.get("model_type")), in_gguf)
     count = text.get("num_hidden_layers") if isinstance(text, Mapping) else None
+    if count is None and checkpoint.gguf_layers:  # safetensors of a head beside it count on from there
+        count = max(checkpoint.gguf_layers.values())
     return NameMap(
         checkpoint,
         Naming() if family is None else family.naming,

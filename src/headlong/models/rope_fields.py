@@ -6,7 +6,7 @@ them: else a token's bits would depend on tokens after it.
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headlong.errors import ConfigError
 from headlong.models.fields import Fields
@@ -101,12 +101,22 @@ def yarn_magnitude(factor: float, mscale: float) -> float:
 
 def softmax_magnitude(f: Fields) -> float:
     """What a config with `mscale_all_dim` stretches queries and keys by beside their rotation, each of them."""
+    scaling, mscale = _softmax_scaling(f)
+    return yarn_magnitude(scaling.float("factor", low=0.0, high=1e6), mscale) if mscale else 1.0
+
+
+def softmax_magnitude_field(config: Mapping[str, Any]) -> float:
+    """The `mscale_all_dim` of a config; 0 where it says none, or nothing is scaled."""
+    return _softmax_scaling(Fields(config, "config.json"))[1]
+
+
+def _softmax_scaling(f: Fields) -> tuple[Fields, float]:
     given = f.data.get("rope_parameters") or f.data.get("rope_scaling") or {}
     scaling = Fields(given if isinstance(given, Mapping) else {}, f"{f.where}: rope_parameters")
-    if given.get("rope_type", given.get("type", "default")) in UNSCALED or not given.get("mscale_all_dim"):
-        return 1.0
-    factor = scaling.float("factor", low=0.0, high=1e6)
-    return yarn_magnitude(factor, scaling.float("mscale_all_dim", low=-1.0, high=1e3))
+    way = scaling.data.get("rope_type", scaling.data.get("type", "default"))
+    if way in UNSCALED or not scaling.data.get("mscale_all_dim"):
+        return scaling, 0.0
+    return scaling, scaling.float("mscale_all_dim", low=-1.0, high=1e3)
 
 
 def _longrope(f: Fields, rotary_dim: int, max_position: int) -> LongRopeScaling:
