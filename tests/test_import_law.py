@@ -36,6 +36,7 @@ ORDER = (
     "async_llm",
     "convert",
     "server",
+    "cluster",
     "cli",
 )
 """Import only from the left. `__init__` may import everything but the command line."""
