@@ -1,8 +1,9 @@
 """What travels between the front and its replicas, besides the engine's own values. Knows no Ray."""
 
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Literal, TypedDict
 
+from headlong.engine.client import EngineDescription, EngineStats
 from headlong.types import Request
 
 
@@ -14,12 +15,52 @@ class Work:
     """The prompt's tokens, and those of the output that are to be read again."""
     weight: int
     """Tokens to compute at most, those of the prompt and those of all choices."""
-    requests: tuple[Request, ...] = ()
-    """The choices of one prompt. They share its tuple, which travels once."""
     avoid: tuple[str, ...] = ()
     """Ids of replicas that must not be used: those that failed on it before."""
+    requests: tuple[Request, ...] = ()
+    """The choices of one prompt. They share its tuple, which travels once."""
+    model: str = ""
+    """What names the model that the tokens were made for."""
     fingerprint: str = ""
-    """The replicas' fingerprint that the requests were made for; empty where any will do."""
+    """The fingerprint of the replica that began; empty where nothing was streamed and any will do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a front has to know of a replica in order to make requests for it."""
+
+    replica: str
+    node: str
+    """The machine it runs on."""
+    model: str
+    fingerprint: str
+    eos_ids: frozenset[int]
+    description: EngineDescription
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a replica says of itself when it is asked."""
+
+    facts: Facts
+    stats: EngineStats
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The first item of every stream: who answers."""
+
+    replica: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Instead of further chunks: nothing more comes. `request` means that the request is at fault, `other` that this
+    replica is not like the one that began, `failed` that the replica itself cannot go on."""
+
+    kind: Literal["request", "other", "failed"]
+    why: str
 
 
 class RoutingStats(TypedDict):
@@ -29,7 +70,7 @@ class RoutingStats(TypedDict):
     waiting: int
     queued_tokens: int
     """Tokens that rows still have to read or to generate, at most."""
-    prefixes: list[str]
-    """Keys of cached pages, the latest used first."""
+    prefixes: list[bytes]
+    """Keys of full pages in the prefix cache, as `state/prefix.py` makes them, the latest used first."""
     page_size: int
     fingerprint: str

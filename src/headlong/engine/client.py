@@ -96,6 +96,34 @@ class EngineStats:
     rates: Rates
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReplicaStats:
+    """One of several engines that serve a model together, read at one moment."""
+
+    name: str
+    fingerprint: str
+    """What its texts depend on besides the requests: replicas that are alike go on with each other's."""
+    node: str
+    """The machine it runs on."""
+    max_rows: int
+    stats: EngineStats
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterStats:
+    """What stands behind one client, and what became of requests whose replica was lost."""
+
+    replicas: tuple[ReplicaStats, ...]
+    resumed: int
+    """Requests that had streamed and went on elsewhere at the very token."""
+    resent: int
+    """Requests that had streamed nothing and were sent again."""
+    broken: int
+    """Requests that could not go on."""
+    lost: int
+    """Replicas that ended while requests ran on them."""
+
+
 class EngineClient(Protocol):
     """One engine, as its users see it. Properties, `stats` and `cancel` answer at once, with what is known here;
     `prepare` may take a while and belongs in a worker thread."""
@@ -120,6 +148,10 @@ class EngineClient(Protocol):
         return False
 
     def stats(self) -> EngineStats: ...
+
+    def cluster(self) -> ClusterStats | None:
+        """What stands behind this client, if it is more than one engine."""
+        return None
 
     def prepare(
         self, prompts: Sequence[tuple[int, ...]], params: SamplingParams, request_id: str

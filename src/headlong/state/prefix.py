@@ -17,6 +17,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import islice
 
 import torch
 
@@ -154,6 +155,13 @@ class PrefixCache:
             self._add(self._full_page(row, number))
         if not rest:
             self._has_checkpoint(key, save)
+
+    def recent_keys(self, most: int) -> list[bytes]:
+        """Keys of full pages that are known, the latest used first. Any thread may ask: what changes meanwhile may be
+        missing."""
+        entries = (self._by_page.get(page) for page in self.pages.recent())
+        full = (one.key for one in entries if one is not None and len(one.tokens) == self.page_size)
+        return list(islice(full, most))
 
     def use(self, key: bytes) -> Checkpoint:
         return self.checkpoints.use(key)
