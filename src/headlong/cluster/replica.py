@@ -1,7 +1,4 @@
-"""One replica: an engine in a process of its own, which Ray Serve starts, watches and ends.
-
-Errors travel as values. What the front gave up is cancelled, whoever noticed first.
-"""
+"""One replica: an engine and what its front may ask of it. Errors travel as values. Knows no Ray."""
 
 import asyncio
 import contextlib
@@ -10,19 +7,14 @@ import os
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
-from typing import Any
-
-from ray import serve
 
 from headlong.cluster import fingerprint
 from headlong.cluster.wire import Facts, Hello, Refused, Report, RoutingStats, Work
 from headlong.completion import Chunk
-from headlong.config import EngineConfig
-from headlong.engine.local import LocalEngine, LocalEngines
+from headlong.engine.local import LocalEngine
 from headlong.errors import HeadlongError, RequestError
-from headlong.progress import silent
 from headlong.types import Request
 
 MAX_PREFIXES = 2048
@@ -35,31 +27,29 @@ log = logging.getLogger(__name__)
 
 
 class Replica:
-    """The deployment's class. Ray Serve makes one in each replica's process."""
+    """What a front asks of one engine. Its methods are those of the deployment."""
 
-    def __init__(self, model: str | None, options: Mapping[str, Any]) -> None:
-        self._engine: LocalEngine = LocalEngines().load(
-            model, EngineConfig(**options, map_files=False), silent
-        )
-        service = self._engine.service
-        identity = fingerprint.of_model(service.folder)
-        self._facts = Facts(
-            replica=serve.get_replica_context().replica_id.unique_id,
+    def __init__(self, engine: LocalEngine, name: str) -> None:
+        self._engine = engine
+        identity = fingerprint.of_model(engine.service.folder)
+        self.facts = Facts(
+            replica=name,
             node=socket.gethostname(),
             model=identity,
-            fingerprint=fingerprint.of_engine(service, identity),
-            eos_ids=service.eos_ids,
-            description=self._engine.description,
+            fingerprint=fingerprint.of_engine(engine.service, identity),
+            eos_ids=engine.service.eos_ids,
+            started=time.time(),
+            description=engine.description,
         )
         threading.Thread(target=self._end_if_hung, name="headlong-hung", daemon=True).start()
 
     async def stream(self, work: Work) -> AsyncGenerator[Hello | Chunk | Refused, None]:
         """Says who answers, then what comes of the requests, until all have ended."""
-        yield Hello(self._facts.replica, self._facts.fingerprint)
-        if work.model != self._facts.model:
+        yield Hello(self.facts.replica, self.facts.fingerprint)
+        if work.model != self.facts.model:
             yield Refused("other", "it serves another model")
             return
-        if work.fingerprint and work.fingerprint != self._facts.fingerprint:
+        if work.fingerprint and work.fingerprint != self.facts.fingerprint:
             yield Refused("other", "its build, its settings or its machine are others")
             return
         try:
@@ -72,10 +62,10 @@ class Replica:
         except HeadlongError as error:
             yield Refused("failed", str(error))
 
-    async def report(self) -> Report:
-        return Report(self._facts, self._engine.stats())
+    def report(self) -> Report:
+        return Report(self.facts, self._engine.stats())
 
-    async def cancel(self, request_ids: Sequence[str]) -> None:
+    def cancel(self, request_ids: Sequence[str]) -> None:
         self._engine.cancel(request_ids)
 
     def record_routing_stats(self) -> RoutingStats:
@@ -87,9 +77,9 @@ class Replica:
             running=len(running),
             waiting=len(waiting),
             queued_tokens=sum(unread) + sum(max(0, row.num_left) for row in (*running, *waiting)),
-            prefixes=state.prefix.recent_keys(MAX_PREFIXES) if state.caching else [],
+            prefixes=[key.hex() for key in self._engine.prefix_keys(MAX_PREFIXES)],
             page_size=state.page_size,
-            fingerprint=self._facts.fingerprint,
+            fingerprint=self.facts.fingerprint,
         )
 
     def check_health(self) -> None:

@@ -35,6 +35,8 @@ class Facts:
     model: str
     fingerprint: str
     eos_ids: frozenset[int]
+    started: float
+    """When it began to serve, in seconds since 1970."""
     description: EngineDescription
 
 
@@ -70,7 +72,7 @@ class RoutingStats(TypedDict):
     waiting: int
     queued_tokens: int
     """Tokens that rows still have to read or to generate, at most."""
-    prefixes: list[bytes]
-    """Keys of full pages in the prefix cache, as `state/prefix.py` makes them, the latest used first."""
+    prefixes: list[str]
+    """Keys of pages in the prefix cache, in hexadecimal, the latest used first."""
     page_size: int
     fingerprint: str

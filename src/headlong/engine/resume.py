@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from headlong.completion import Chunk
 from headlong.engine.collect import Collector, why_not_drafting
-from headlong.types import Request, RowOutput, StepOutput
+from headlong.types import FinishReason, Request, RowOutput, StepOutput
 
 
 class Delivered:
@@ -56,6 +56,11 @@ class Delivered:
         if not self._was_resumed:
             return chunk
         return replace(chunk, num_cached=output.num_cached, times=output.times, completion=taken.completion)
+
+    def end(self, finish_reason: FinishReason, why: str | None = None) -> Chunk:
+        """Ends it here, without an engine. Text that was held back stays untold."""
+        output = RowOutput(self.request, (), "", 0, 0, (), (), finish_reason, why)
+        return self._collector.take(StepOutput(), output)
 
     def rest(self) -> Request:
         """What another engine has to compute: all of it where nothing was delivered."""

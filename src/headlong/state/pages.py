@@ -118,12 +118,6 @@ class Pages:
             del self._idle[page]
             self._idle[page] = None
 
-    def recent(self) -> list[int]:
-        """The cached pages, those in use first and then the latest released. Any thread may ask: what changes meanwhile
-        may be missing."""
-        in_use = [page for page in list(self._holders) if page in self._cached]
-        return in_use + list(self._idle)[::-1]
-
     def check(self, held: Sequence[int], cached: set[int]) -> None:
         """`held` are the rows' pages, one entry for each holder; `cached` those the cache knows."""
         assert Counter(held) == self._holders, "pages' holders are miscounted"
