@@ -90,6 +90,11 @@ class Board:
             facts = [one.report.facts for name, one in self._there.items() if name not in self._why]
         return any(one.model == model and fingerprint in ("", one.fingerprint) for one in facts)
 
+    @property
+    def has_any(self) -> bool:
+        """Whether a replica of whatever model has been heard of."""
+        return bool(self._there)
+
     def facts(self, model: str) -> list[Facts]:
         """What the replicas with this model say of themselves, the oldest first."""
         with self._lock:

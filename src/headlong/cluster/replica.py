@@ -71,21 +71,30 @@ class Replica:
     def record_routing_stats(self) -> RoutingStats:
         """Called by Ray Serve, which hands it to the routers."""
         scheduler, state = self._engine.service.engine.scheduler, self._engine.service.engine.state
-        running, waiting = list(scheduler.running), list(scheduler.waiting)
-        unread = (row.num_tokens for row in waiting)
         return RoutingStats(
-            running=len(running),
-            waiting=len(waiting),
-            queued_tokens=sum(unread) + sum(max(0, row.num_left) for row in (*running, *waiting)),
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            queued_tokens=self._queued_tokens(),
             prefixes=[key.hex() for key in self._engine.prefix_keys(MAX_PREFIXES)],
             page_size=state.page_size,
             fingerprint=self.facts.fingerprint,
         )
 
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Ray Serve, whose autoscaler averages it."""
+        return {"queued_tokens": float(self._queued_tokens())}
+
     def check_health(self) -> None:
         """Called by Ray Serve, which ends the replica and starts another one where this raises."""
         if self._engine.failure is not None:
             raise RuntimeError(self._engine.failure)
+
+    def _queued_tokens(self) -> int:
+        """Tokens that rows have to read and to generate at most."""
+        scheduler = self._engine.service.engine.scheduler
+        running, waiting = list(scheduler.running), list(scheduler.waiting)
+        unread = sum(row.num_tokens for row in waiting)
+        return unread + sum(max(0, row.num_left) for row in (*running, *waiting))
 
     def _fitted(self, requests: Sequence[Request]) -> list[Request]:
         """The requests with what this engine makes of their parameters. They are choices of one prompt."""

@@ -1,0 +1,161 @@
+"""Makes a server's engines out of replicas: each model is a Serve application, which is updated in place."""
+
+import asyncio
+import re
+import threading
+import time
+from collections import Counter
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+
+from headlong.checkpoint import source
+from headlong.checkpoint.checkpoint import Checkpoint
+from headlong.cluster import fingerprint
+from headlong.cluster.app import DEPLOYMENT, Placement, application, name_of
+from headlong.cluster.board import Board
+from headlong.cluster.client import ClusterEngine
+from headlong.cluster.fleet import Fleet
+from headlong.cluster.machines import Room, check_room
+from headlong.cluster.ray_fleet import RayFleet
+from headlong.cluster.wire import Facts
+from headlong.config import EngineConfig
+from headlong.engine.texts import Texts, recommended_params
+from headlong.errors import ConfigError, HeadlongError
+from headlong.progress import ProgressFn
+
+FIRST_WORD_SECONDS = 30.0
+"""How long replicas that run may take to say what they are."""
+_ERROR = re.compile(r"(?:headlong\.errors\.|ray\.)?(\w*(?:Error|Exception|Exit)\w*): (.+)")
+
+
+class ClusterEngines:
+    """Deploys models and connects to their replicas. Applications that this server deployed end with their models;
+    after `leave` they stay for the next server."""
+
+    def __init__(self, room: Room, placement: Placement, *, keep: bool) -> None:
+        self._room, self._placement, self._keep = room, placement, keep
+        self._lock = threading.Lock()
+        self._users: Counter[str] = Counter()
+        self._left = False
+
+    def load(self, model: str | Path | None, config: EngineConfig, progress: ProgressFn) -> "DeployedEngine":
+        folder = source.resolve(model, progress=progress)
+        checkpoint = Checkpoint.open(folder)
+        check_room(self._room, self._placement, weight_bytes(folder))
+        texts, identity = Texts.read(checkpoint, config), fingerprint.of_model(folder)
+        recommended_params(texts.recommended, folder)  # a wrong file is refused here, not with every request
+        told = _absolute(model)
+        name, count = name_of(told), self._placement.min_replicas
+        progress("replicas", 0, count)
+        _run(name, application(told, options_of(config), self._placement))
+        progress("replicas", count, count)
+        fleet = RayFleet(serve.get_deployment_handle(DEPLOYMENT, name))
+        board = Board(fleet)
+        board.start()
+        try:
+            facts = _first_word(board, identity, folder)
+        except HeadlongError:
+            board.close()
+            raise
+        with self._lock:
+            self._users[name] += 1
+        return DeployedEngine(self, name, fleet, board, facts, str(folder), texts)
+
+    def reclaim(self) -> None:
+        """Replicas end with their application."""
+
+    def leave(self) -> None:
+        """The server ends; where Ray goes on without it, so do the replicas."""
+        self._left = self._keep
+
+    def let_go(self, name: str) -> None:
+        """One user less of an application. The last one ends it."""
+        with self._lock:
+            self._users[name] -= 1
+            last = not self._users[name] and not self._left
+        if last and ray.is_initialized():
+            serve.delete(name)
+
+
+class DeployedEngine(ClusterEngine):
+    """The replicas of an application that ends with its last user."""
+
+    def __init__(
+        self,
+        owner: ClusterEngines,
+        name: str,
+        fleet: Fleet,
+        board: Board,
+        facts: Facts,
+        folder: str,
+        texts: Texts,
+    ) -> None:
+        super().__init__(fleet, board, facts, folder, texts)
+        self._owner: ClusterEngines | None = owner
+        self._name = name
+
+    async def close(self) -> None:
+        await super().close()
+        owner, self._owner = self._owner, None
+        if owner is not None:
+            await asyncio.to_thread(owner.let_go, self._name)
+
+
+def options_of(config: EngineConfig) -> dict[str, Any]:
+    """What of a config differs from the defaults, as keywords for another."""
+    pairs = ((field.name, getattr(config, field.name), field.default) for field in fields(config))
+    return {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value, default in pairs
+        if value != default and name != "map_files"
+    }
+
+
+def weight_bytes(folder: Path) -> int:
+    """Bytes of a model's weights, as they are stored."""
+    files = [folder] if folder.is_file() else [*folder.glob("*.safetensors"), *folder.glob("*.gguf")]
+    return sum(file.stat().st_size for file in files)
+
+
+def _absolute(model: str | Path | None) -> str | None:
+    """The model as replicas find it, whatever folder they run in."""
+    if model is None:
+        return None
+    path = Path(model).expanduser()
+    return str(path.resolve()) if path.exists() else str(model)
+
+
+def _run(name: str, app: serve.Application) -> None:
+    """Deploys, and waits until all replicas serve; what one of them could not do is told once."""
+    try:
+        serve.run(app, name=name, route_prefix=None)
+    except RuntimeError as error:
+        why = _reason(str(error))
+        serve.delete(name)
+        raise ConfigError(f"a replica could not load its model: {why}") from error
+
+
+def _reason(message: str) -> str:
+    """The last error that a traceback in Serve's message tells of."""
+    found = [match for line in message.splitlines() if (match := _ERROR.search(line.strip()))]
+    if not found:
+        return " ".join(message.split())[:400]
+    kind, words = found[-1].groups()
+    return words if kind in ("ConfigError", "CheckpointError", "HeadError") else f"{kind}: {words}"
+
+
+def _first_word(board: Board, identity: str, folder: Path) -> Facts:
+    end = time.monotonic() + FIRST_WORD_SECONDS
+    while time.monotonic() < end:
+        if known := board.facts(identity):
+            return known[-1]
+        if board.has_any:
+            raise ConfigError(
+                f"the files in {folder} are not those that the replicas loaded; give both machines the same model"
+            )
+        time.sleep(0.1)
+    raise HeadlongError(f"no replica said what it is within {FIRST_WORD_SECONDS:.0f} s")
