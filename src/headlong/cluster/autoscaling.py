@@ -1,6 +1,6 @@
 """How many replicas the work at hand wants: Ray Serve's custom autoscaling policy, on tokens instead of requests.
 
-Replicas report `queued_tokens` as `record_autoscaling_stats`: what their rows have still to read and to generate at most.
+Replicas report `queued_tokens` as `record_autoscaling_stats`: what their rows have to read and to generate at most.
 Serve averages it over a while, asks `TokenPolicy`, and applies bounds, delays and factors of the deployment's own
 config. Serve pickles this module by value. Knows no Ray: the context is looked at, not made.
 """
