@@ -33,14 +33,6 @@ MAX_ONGOING = 10_000
 QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
 
 
-class ServedReplica(Replica):
-    """A replica that loads its own engine. Ray Serve makes one in each replica's process."""
-
-    def __init__(self, model: str | None, options: Mapping[str, Any]) -> None:
-        engine = LocalEngines().load(model, EngineConfig(**options, map_files=False), silent)
-        super().__init__(engine, serve.get_replica_context().replica_id.unique_id)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Placement:
     """How many replicas there are, and what each takes of the machines."""
@@ -67,12 +59,21 @@ class Placement:
             )
 
 
+class ServedReplica(Replica):
+    """A replica that loads its own engine. Ray Serve makes one in each replica's process."""
+
+    def __init__(
+        self, model: str | None, options: Mapping[str, Any], version: str, placement: Placement
+    ) -> None:
+        engine = LocalEngines().load(model, EngineConfig(**options, map_files=False), silent)
+        super().__init__(engine, serve.get_replica_context().replica_id.unique_id, version, repr(placement))
+
+
 def application(model: str | None, options: Mapping[str, Any], placement: Placement) -> Application:
-    """Replicas of a model with these engine options. Deployed again with the same arguments, it changes nothing."""
+    """Replicas of a model with these engine options. Deployed again, it replaces all of them, one after the other."""
     deployment = serve.deployment(
         ServedReplica,
         name=DEPLOYMENT,
-        version=_version(model, options),
         ray_actor_options={"num_cpus": placement.cpus, "num_gpus": placement.gpus},
         max_ongoing_requests=MAX_ONGOING,
         graceful_shutdown_timeout_s=placement.drain_timeout,
@@ -96,7 +97,7 @@ def application(model: str | None, options: Mapping[str, Any], placement: Placem
                 min_replicas=placement.min_replicas, max_replicas=placement.max_replicas, policy=policy
             )
         )
-    return deployment.bind(model, dict(options))
+    return deployment.bind(model, dict(options), version_of(model, options), placement)
 
 
 def build(args: Mapping[str, Any]) -> Application:
@@ -124,6 +125,7 @@ def name_of(model: str | None) -> str:
     return f"headlong-{re.sub(r'[^A-Za-z0-9.-]+', '-', last).strip('-') or 'model'}"
 
 
-def _version(model: str | None, options: Mapping[str, Any]) -> str:
+def version_of(model: str | None, options: Mapping[str, Any]) -> str:
+    """Names what replicas are made of: those with another version are replaced."""
     facts = json.dumps([__version__, model, dict(options)], sort_keys=True, default=str)
     return hashlib.sha256(facts.encode()).hexdigest()[:16]

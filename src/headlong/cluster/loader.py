@@ -15,7 +15,7 @@ from ray import serve
 from headlong.checkpoint import source
 from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.cluster import fingerprint
-from headlong.cluster.app import DEPLOYMENT, Placement, application, name_of
+from headlong.cluster.app import DEPLOYMENT, Placement, application, name_of, version_of
 from headlong.cluster.board import Board
 from headlong.cluster.client import ClusterEngine
 from headlong.cluster.fleet import Fleet
@@ -36,8 +36,10 @@ class ClusterEngines:
     """Deploys models and connects to their replicas. Applications that this server deployed end with their models;
     after `leave` they stay for the next server."""
 
-    def __init__(self, room: Room, placement: Placement, *, keep: bool) -> None:
-        self._room, self._placement, self._keep = room, placement, keep
+    def __init__(self, room: Room, placement: Placement, *, keep: bool, join: bool) -> None:
+        """With `keep` replicas outlive the server. With `join` those that run are taken wherever they are placed, if
+        they are of the wanted model and settings."""
+        self._room, self._placement, self._keep, self._join = room, placement, keep, join
         self._lock = threading.Lock()
         self._users: Counter[str] = Counter()
         self._left = False
@@ -45,14 +47,16 @@ class ClusterEngines:
     def load(self, model: str | Path | None, config: EngineConfig, progress: ProgressFn) -> "DeployedEngine":
         folder = source.resolve(model, progress=progress)
         checkpoint = Checkpoint.open(folder)
-        check_room(self._room, self._placement, weight_bytes(folder))
         texts, identity = Texts.read(checkpoint, config), fingerprint.of_model(folder)
         recommended_params(texts.recommended, folder)  # a wrong file is refused here, not with every request
         told = _absolute(model)
         name, count = name_of(told), self._placement.min_replicas
-        progress("replicas", 0, count)
-        _run(name, application(told, options_of(config), self._placement))
-        progress("replicas", count, count)
+        options = options_of(config)
+        if not _runs(name, version_of(told, options), None if self._join else repr(self._placement)):
+            check_room(self._room, self._placement, weight_bytes(folder))
+            progress("replicas", 0, count)
+            _run(name, application(told, options, self._placement))
+            progress("replicas", count, count)
         fleet = RayFleet(serve.get_deployment_handle(DEPLOYMENT, name))
         board = Board(fleet)
         board.start()
@@ -127,6 +131,16 @@ def _absolute(model: str | Path | None) -> str | None:
         return None
     path = Path(model).expanduser()
     return str(path.resolve()) if path.exists() else str(model)
+
+
+def _runs(name: str, version: str, placement: str | None) -> bool:
+    """Whether the application runs as it is wanted; None is any placement."""
+    told = serve.status().applications.get(name)
+    if told is None or told.status != "RUNNING":
+        return False
+    reports = RayFleet(serve.get_deployment_handle(DEPLOYMENT, name)).reports()
+    alike = [one.facts.version == version and placement in (None, one.facts.placement) for one in reports]
+    return bool(alike) and all(alike)
 
 
 def _run(name: str, app: serve.Application) -> None:

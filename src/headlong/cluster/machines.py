@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray import serve
@@ -21,7 +22,7 @@ from headlong.errors import ConfigError
 
 STORE_BYTES = 80 << 20
 """Ray's object store on this machine: replicas and front pass nothing through it but small values."""
-log = logging.getLogger(__name__)
+QUIETLY: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Room:
     """What all machines together have."""
 
     where: str
+    address: str
+    """Where the cluster answers."""
     cpus: float
     gpus: float
     memory: float | None
@@ -41,50 +44,57 @@ def runtime_folder() -> Path:
     return Path(tempfile.gettempdir()) / f"headlong-{uid}"
 
 
-@contextlib.contextmanager
-def connected(address: str | None) -> Iterator[Room]:
+def connected(address: str | None) -> contextlib.AbstractContextManager[Room]:
     """Ray as long as the block lasts: the cluster at this address, or one of this machine's own without an address."""
     # Nobody is told how often Headlong is used.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
-    folder = None
+    return _started() if address is None else _joined(address)
+
+
+@contextlib.contextmanager
+def _started() -> Iterator[Room]:
+    root = runtime_folder()
+    root.mkdir(mode=0o700, exist_ok=True)
+    folder = tempfile.mkdtemp(prefix="", dir=root)
     try:
-        if address is None:
-            root = runtime_folder()
-            root.mkdir(mode=0o700, exist_ok=True)
-            folder = Path(tempfile.mkdtemp(prefix="", dir=root))
-            ray.init(
-                "local",
-                num_cpus=available_cores(),
-                include_dashboard=False,
-                object_store_memory=STORE_BYTES,
-                _temp_dir=str(folder),
-                **quiet,
-            )
-        else:
-            try:
-                ray.init(address, **quiet)
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                line = next(iter(str(error).splitlines()), "")
-                raise ConfigError(f"address: no Ray cluster answers at {address!r} ({line})") from error
-        for name in ("ray", "ray.serve"):
-            logging.getLogger(name).setLevel(logging.ERROR)
-        serve.start(proxy_location="Disabled", logging_config=QUIET)
+        ray.init(
+            "local",
+            num_cpus=available_cores(),
+            include_dashboard=False,
+            object_store_memory=STORE_BYTES,
+            _temp_dir=folder,
+            **QUIETLY,
+        )
+        yield _room(None)
+        with contextlib.suppress(Exception):  # what is left ends with Ray
+            serve.shutdown()
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _joined(address: str) -> Iterator[Room]:
+    try:
+        ray.init(address, **QUIETLY)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        line = next(iter(str(error).splitlines()), "")
+        raise ConfigError(f"address: no Ray cluster answers at {address!r} ({line})") from error
+    try:
         yield _room(address)
     finally:
-        if folder is not None:
-            with contextlib.suppress(Exception):
-                serve.shutdown()
         ray.shutdown()
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _room(address: str | None) -> Room:
+    for name in ("ray", "ray.serve"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    serve.start(proxy_location="Disabled", logging_config=QUIET)
     have = ray.cluster_resources()
     memory = available_memory() if address is None else have.get("memory")
     return Room(
         where="this machine" if address is None else "the cluster",
+        address=ray.get_runtime_context().gcs_address,
         cpus=have.get("CPU", 0.0),
         gpus=have.get("GPU", 0.0),
         memory=memory,

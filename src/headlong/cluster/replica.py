@@ -29,13 +29,15 @@ log = logging.getLogger(__name__)
 class Replica:
     """What a front asks of one engine. Its methods are those of the deployment."""
 
-    def __init__(self, engine: LocalEngine, name: str) -> None:
+    def __init__(self, engine: LocalEngine, name: str, version: str = "", placement: str = "") -> None:
         self._engine = engine
         identity = fingerprint.of_model(engine.service.folder)
         self.facts = Facts(
             replica=name,
             node=socket.gethostname(),
             model=identity,
+            version=version,
+            placement=placement,
             fingerprint=fingerprint.of_engine(engine.service, identity),
             eos_ids=engine.service.eos_ids,
             started=time.time(),

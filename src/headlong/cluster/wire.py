@@ -33,6 +33,10 @@ class Facts:
     node: str
     """The machine it runs on."""
     model: str
+    version: str
+    """What the replica was made of: its model by name, its settings, its release."""
+    placement: str
+    """How it and its like were to be placed."""
     fingerprint: str
     eos_ids: frozenset[int]
     started: float
