@@ -16,6 +16,7 @@ from headlong.cli import serve as serving
 from headlong.cli.terminal import note, say
 from headlong.env import wait_passively
 from headlong.errors import ConfigError
+from headlong.server.settings import Settings
 
 EPILOG = """\
 Without --address Ray is started on this machine and ends with this command; with it, the replicas join a running
@@ -93,25 +94,40 @@ def execute(args: argparse.Namespace) -> int:
     _need_ray()
     if args.write is not None:
         return _write(args.write, settings, wanted)
+    from headlong.cluster.runtime import own_folder
+
+    with contextlib.ExitStack() as stack:
+        # Before Ray is imported.
+        folder = stack.enter_context(own_folder()) if args.address is None else None
+        return _serve(args, settings, wanted, folder)
+
+
+def _serve(args: argparse.Namespace, settings: Settings, wanted: dict[str, Any], folder: str | None) -> int:
     from headlong.cluster.loader import ClusterEngines
     from headlong.cluster.machines import connected, placed
-    from headlong.cluster.running import noted
-    from headlong.server.run import serve
+    from headlong.cluster.runtime import noted
+    from headlong.server.run import bind, serve
 
+    bind(settings).close()  # a port in use is told before Ray is started
     device = str(settings.engine_options.get("device", "auto"))
-    own = args.address is None
-    with connected(args.address) as room, noted(room.address) if own else contextlib.nullcontext():
-        placement = placed(room, wanted, device)
-        loader = ClusterEngines(room, placement, keep=not own, join=not own and not _says_how_many(args))
+    with contextlib.ExitStack() as stack:
+        room = stack.enter_context(connected(args.address, folder))
+        if folder is not None:
+            stack.enter_context(noted(room.address, folder))
+        join = folder is None and not _says_how_many(args)
+        loader = ClusterEngines(room, placed(room, wanted, device), join=join)
         return serve(settings, loader, loader.leave)
 
 
 def status(args: argparse.Namespace) -> int:
     _need_ray()
+    from headlong.cluster.runtime import meant
+
+    address = meant(args.address)
     from headlong.cluster.machines import connected
     from headlong.cluster.running import apps
 
-    with connected(_found(args.address)):
+    with connected(address):
         found = apps()
     if not found:
         say("nothing is deployed there")
@@ -130,27 +146,22 @@ def status(args: argparse.Namespace) -> int:
 
 def stop(args: argparse.Namespace) -> int:
     _need_ray()
-    from headlong.cluster.machines import connected
-    from headlong.cluster.running import apps, delete, on_this_machine
+    from headlong.cluster.runtime import meant, on_this_machine
 
     if args.address is None and (own := on_this_machine()):
         for one in own:
             os.kill(one.pid, signal.SIGTERM)
             say(f"process {one.pid} finishes what it has and ends")
         return 0
-    with connected(_found(args.address)):
+    address = meant(args.address)
+    from headlong.cluster.machines import connected
+    from headlong.cluster.running import apps, delete
+
+    with connected(address):
         names = [app.name for app in apps()]
         delete(names)
     say(f"ended: {', '.join(names)}" if names else "nothing is deployed there")
     return 0
-
-
-def _found(address: str | None) -> str:
-    """The cluster that is meant where nobody says: the latest that was started here, or the one this machine is in."""
-    from headlong.cluster.running import on_this_machine
-
-    own = on_this_machine()
-    return address or (own[0].address if own else "auto")
 
 
 def _says_how_many(args: argparse.Namespace) -> bool:
@@ -188,7 +199,7 @@ def _need_ray() -> None:
         raise ConfigError("Ray is not installed; pip install 'headlong[ray]'")
 
 
-def _write(file: str, settings: Any, wanted: dict[str, Any]) -> int:
+def _write(file: str, settings: Settings, wanted: dict[str, Any]) -> int:
     import yaml
 
     from headlong.cluster.app import Placement, name_of, written

@@ -23,6 +23,8 @@ from headlong.errors import ConfigError
 from headlong.progress import silent
 from headlong.version import __version__
 
+PREFIX = "headlong-"
+"""How the names of all applications begin."""
 DEPLOYMENT = "replicas"
 ROUTER = "headlong.cluster.router.PrefixRouter"
 IMPORT_PATH = "headlong.cluster.app:build"
@@ -122,7 +124,7 @@ def written(name: str, model: str | None, options: Mapping[str, Any], placement:
 def name_of(model: str | None) -> str:
     """The application's name for a model."""
     last = "tale-20m" if model is None else re.split(r"[/\\]", str(model).rstrip("/\\"))[-1]
-    return f"headlong-{re.sub(r'[^A-Za-z0-9.-]+', '-', last).strip('-') or 'model'}"
+    return f"{PREFIX}{re.sub(r'[^A-Za-z0-9.-]+', '-', last).strip('-') or 'model'}"
 
 
 def version_of(model: str | None, options: Mapping[str, Any]) -> str:

@@ -33,13 +33,13 @@ _ERROR = re.compile(r"(?:headlong\.errors\.|ray\.)?(\w*(?:Error|Exception|Exit)\
 
 
 class ClusterEngines:
-    """Deploys models and connects to their replicas. Applications that this server deployed end with their models;
-    after `leave` they stay for the next server."""
+    """Deploys models and connects to their replicas. An application ends with the last use of its model, but not with
+    the server."""
 
-    def __init__(self, room: Room, placement: Placement, *, keep: bool, join: bool) -> None:
-        """With `keep` replicas outlive the server. With `join` those that run are taken wherever they are placed, if
-        they are of the wanted model and settings."""
-        self._room, self._placement, self._keep, self._join = room, placement, keep, join
+    def __init__(self, room: Room, placement: Placement, *, join: bool) -> None:
+        """With `join` replicas that run are taken however they are placed, if they are of the wanted model and
+        settings."""
+        self._room, self._placement, self._join = room, placement, join
         self._lock = threading.Lock()
         self._users: Counter[str] = Counter()
         self._left = False
@@ -73,8 +73,8 @@ class ClusterEngines:
         """Replicas end with their application."""
 
     def leave(self) -> None:
-        """The server ends; where Ray goes on without it, so do the replicas."""
-        self._left = self._keep
+        """The server ends. Where Ray goes on without it, so do the replicas; else they end with Ray."""
+        self._left = True
 
     def let_go(self, name: str) -> None:
         """One user less of an application. The last one ends it."""

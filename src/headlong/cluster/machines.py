@@ -1,20 +1,15 @@
-"""Starts Ray on this machine or joins a running cluster, and says whether there is room for the replicas.
-
-Ray's files stay in one folder with a short name: the paths of its sockets may have no more than a hundred characters.
-"""
+"""Starts Ray on this machine or joins a running cluster, and says whether there is room for the replicas."""
 
 import contextlib
 import logging
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
 
 from headlong.cluster.app import QUIET, Placement
 from headlong.env import available_cores, available_memory
@@ -38,66 +33,49 @@ class Room:
     """Bytes; None where nobody knows."""
 
 
-def runtime_folder() -> Path:
-    """Where Ray's files of this user lie on this machine."""
-    uid = os.getuid() if hasattr(os, "getuid") else "user"
-    return Path(tempfile.gettempdir()) / f"headlong-{uid}"
-
-
-def connected(address: str | None) -> contextlib.AbstractContextManager[Room]:
-    """Ray as long as the block lasts: the cluster at this address, or one of this machine's own without an address."""
+@contextlib.contextmanager
+def connected(address: str | None, folder: str | None = None) -> Iterator[Room]:
+    """Ray as long as the block lasts: the cluster at this address, or where there is a folder one of this process's
+    own, which keeps its files there."""
     # Nobody is told how often Headlong is used.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    return _started() if address is None else _joined(address)
-
-
-@contextlib.contextmanager
-def _started() -> Iterator[Room]:
-    root = runtime_folder()
-    root.mkdir(mode=0o700, exist_ok=True)
-    folder = tempfile.mkdtemp(prefix="", dir=root)
     try:
-        ray.init(
-            "local",
-            num_cpus=available_cores(),
-            include_dashboard=False,
-            object_store_memory=STORE_BYTES,
-            _temp_dir=folder,
-            **QUIETLY,
-        )
-        yield _room(None)
-        with contextlib.suppress(Exception):  # what is left ends with Ray
-            serve.shutdown()
+        if folder is not None:
+            ray.init(
+                "local",
+                _node_ip_address="127.0.0.1",
+                _temp_dir=folder,
+                num_cpus=available_cores(),
+                include_dashboard=False,
+                object_store_memory=STORE_BYTES,
+                **QUIETLY,
+            )
+        else:
+            _join(address or "auto")
+        yield _room("the cluster" if folder is None else "this machine")
     finally:
         ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _joined(address: str) -> Iterator[Room]:
+def _join(address: str) -> None:
     try:
         ray.init(address, **QUIETLY)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         line = next(iter(str(error).splitlines()), "")
         raise ConfigError(f"address: no Ray cluster answers at {address!r} ({line})") from error
-    try:
-        yield _room(address)
-    finally:
-        ray.shutdown()
 
 
-def _room(address: str | None) -> Room:
+def _room(where: str) -> Room:
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)
     serve.start(proxy_location="Disabled", logging_config=QUIET)
     have = ray.cluster_resources()
-    memory = available_memory() if address is None else have.get("memory")
     return Room(
-        where="this machine" if address is None else "the cluster",
+        where=where,
         address=ray.get_runtime_context().gcs_address,
         cpus=have.get("CPU", 0.0),
         gpus=have.get("GPU", 0.0),
-        memory=memory,
+        memory=have.get("memory") if where == "the cluster" else available_memory(),
     )
 
 
