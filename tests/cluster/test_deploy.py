@@ -34,7 +34,10 @@ def test_a_killed_replica_is_not_noticed(tmp_path):
     """Streams, tools, schemas, log-probabilities, several choices and prompts: each answer is what it gives alone on a
     server without replicas, though the replica that had it was killed."""
     asked = bodies(24, 240)
-    with RunningServer(max_rows=8, max_context=1024, generation_config="auto") as alone, alone.client() as client:
+    with (
+        RunningServer(max_rows=8, max_context=1024, generation_config="auto") as alone,
+        alone.client() as client,
+    ):
         truth = [ask(client, path, body) for path, body in asked]
     short = tmp_path / "t"
     short.mkdir()
