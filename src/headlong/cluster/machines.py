@@ -43,7 +43,6 @@ def connected(address: str | None, folder: str | None = None) -> Iterator[Room]:
         if folder is not None:
             ray.init(
                 "local",
-                _node_ip_address="127.0.0.1",
                 _temp_dir=folder,
                 num_cpus=available_cores(),
                 include_dashboard=False,

@@ -34,7 +34,7 @@ def own_folder() -> Iterator[str]:
         token = Path(folder) / "token"
         token.touch(0o600)
         token.write_text(secrets.token_hex(32), encoding="ascii")
-        _use_token(folder)
+        _stay_local(folder)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -73,7 +73,7 @@ def meant(address: str | None) -> str:
     own = on_this_machine()
     if address is not None or not own:
         return address or "auto"
-    _use_token(own[0].folder)
+    _stay_local(own[0].folder)
     return own[0].address
 
 
@@ -82,9 +82,10 @@ def _root() -> Path:
     return Path(tempfile.gettempdir()) / f"headlong-{uid}"
 
 
-def _use_token(folder: str) -> None:
-    """Ray would keep a token in the user's home. Whoever says in the environment how Ray is to authenticate is
-    obeyed."""
+def _stay_local(folder: str) -> None:
+    """Keeps a Ray of this machine's own to loopback and to this user. By itself it would listen on every interface, and
+    keep its token in the user's home. Whoever says in the environment how Ray is to authenticate is obeyed."""
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # Ray's word for one that others may join
     if "RAY_AUTH_MODE" not in os.environ:
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(Path(folder) / "token")}
 
