@@ -17,6 +17,7 @@ ORDER = (
     "env",
     "printable",
     "small_files",
+    "tracing",
     "progress",
     "params",
     "types",

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
+from headlong import tracing
 from headlong.checkpoint.generation import in_words
 from headlong.engine.client import EngineLoader
 from headlong.errors import ConfigError
@@ -42,6 +43,7 @@ def serve(settings: Settings, loader: EngineLoader, leave: Callable[[], None] = 
     logs.setup(level=settings.log_level, format=settings.log_format, prompts=settings.log_prompts)
     for sentence in suspicious_variables():
         log.warning(sentence)
+    tracing.start("headlong")
     with bind(settings) as listener:
         exposed = not is_loopback(listener.getsockname()[0])
         auth = Auth(settings.api_keys, settings.admin_keys, exposed)
