@@ -48,8 +48,10 @@ def start(service: str) -> None:
     assert trace is not None
     if isinstance(trace.get_tracer_provider(), TracerProvider):
         return  # somebody set up tracing for the whole process
-    # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win; the exporter and the sampler read their variables themselves.
-    provider = TracerProvider(resource=Resource({"service.name": service}).merge(Resource.create()))
+    resource = Resource.create()  # reads the environment, as the exporter and the sampler do
+    if str(resource.attributes["service.name"]).startswith("unknown_service"):
+        resource = resource.merge(Resource({"service.name": service}))
+    provider = TracerProvider(resource=resource)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
 

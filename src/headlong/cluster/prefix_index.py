@@ -15,7 +15,7 @@ from itertools import islice
 from headlong.state.prefix import ROOT, key_of
 
 KEY_BYTES = 8
-"""So much of a page's key is kept: two pages that are taken for one cost no more than a detour."""
+"""Bytes of a page's key that are kept: two pages that are taken for one cost no more than a detour."""
 KEPT_REPORTS = 8
 """What was sent to a replica counts as cached for so many reports, though they do not name it: it may still wait."""
 REPORTED_KEYS = 2048
@@ -47,7 +47,7 @@ class _Holdings:
     page_size: int
     reports: int = 0
     keys: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
-    """Until which report each counts without being named, by key; the least recently used first."""
+    """The report until which each key counts without being named; the least recently used key first."""
 
 
 @dataclass(frozen=True)
