@@ -1,50 +1,63 @@
-"""How much each replica has still to do: what it reported, and what was sent to it since. Knows no Ray."""
+"""How much each replica has still to do: what this router sent there and has not ended, and what others did, as far as
+replicas report it. Knows no Ray.
+"""
 
-from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-REPORT_SECONDS = 1.5
-"""How old a report may be when it arrives: what was sent within this time before it may be missing from it."""
-MEMORY_SECONDS = 30.0
-"""What was sent longer ago is not counted any more, whether or not reports come."""
+MEMORY_SECONDS = 900.0
+"""A call that has not ended after so long is not counted any more: it may have been given up without a word."""
 
 
-@dataclass
-class _Load:
-    reported: int = 0
-    sent: deque[tuple[float, int]] = field(default_factory=deque)
-    """When what was sent that reports may not know of yet, the oldest first."""
-
-    def forget_before(self, moment: float) -> None:
-        while self.sent and self.sent[0][0] < moment:
-            self.sent.popleft()
+@dataclass(frozen=True)
+class _Call:
+    replica: str
+    tokens: int
+    sent: float
 
 
 class Loads:
     """Tokens that replicas have still to read or to generate, at most. Moments are seconds on any one clock."""
 
     def __init__(self) -> None:
-        self._loads: dict[str, _Load] = {}
+        self._calls: dict[str, _Call] = {}
+        self._own: dict[str, int] = {}
+        """Tokens of the calls by replica."""
+        self._others: dict[str, int] = {}
+        """What each replica reported beyond what this router had sent it by then."""
 
-    def report(self, replica: str, tokens: int, now: float) -> None:
-        load = self._loads.setdefault(replica, _Load())
-        load.reported = tokens
-        load.forget_before(now - REPORT_SECONDS)
+    def report(self, replica: str, tokens: int) -> None:
+        """What a replica says that it has to do."""
+        self._others[replica] = max(0, tokens - self._own.get(replica, 0))
 
-    def sent(self, replica: str, tokens: int, now: float) -> None:
-        self._loads.setdefault(replica, _Load()).sent.append((now, tokens))
+    def sent(self, call: str, replica: str, tokens: int, now: float) -> bool:
+        """A call goes to a replica; one that was refused elsewhere goes there instead. Gives whether that is news."""
+        known = self._calls.get(call)
+        if known is not None and known.replica == replica:
+            return False
+        self.done(call)
+        self._calls[call] = _Call(replica, tokens, now)
+        self._own[replica] = self._own.get(replica, 0) + tokens
+        return True
+
+    def done(self, call: str) -> None:
+        """A call has ended, however it did."""
+        known = self._calls.pop(call, None)
+        if known is not None and known.replica in self._own:
+            self._own[known.replica] -= known.tokens
 
     def forget(self, replica: str) -> None:
-        self._loads.pop(replica, None)
+        """The replica is gone, and what it had with it."""
+        for call in [call for call, known in self._calls.items() if known.replica == replica]:
+            del self._calls[call]
+        self._own.pop(replica, None)
+        self._others.pop(replica, None)
 
     def of(self, replicas: Iterable[str], now: float) -> dict[str, int]:
         """What each of the replicas has to do; nothing where nobody heard of it."""
-        return {replica: self._of(replica, now) for replica in replicas}
-
-    def _of(self, replica: str, now: float) -> int:
-        load = self._loads.get(replica)
-        if load is None:
-            return 0
-        load.forget_before(now - MEMORY_SECONDS)
-        return load.reported + sum(tokens for _, tokens in load.sent)
+        while self._calls:
+            oldest = next(iter(self._calls))
+            if now - self._calls[oldest].sent <= MEMORY_SECONDS:
+                break
+            self.done(oldest)
+        return {replica: self._own.get(replica, 0) + self._others.get(replica, 0) for replica in replicas}

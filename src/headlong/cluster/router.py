@@ -41,7 +41,7 @@ class PrefixRouter(RequestRouter):
             stats = replica.routing_stats
             if stats and stats != self.told.get(name):
                 self.told[name] = stats
-                self.loads.report(name, stats["queued_tokens"], time.monotonic())
+                self.loads.report(name, stats["queued_tokens"])
                 self.index.report(name, [bytes.fromhex(key) for key in stats["prefixes"]], stats["page_size"])
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
@@ -61,13 +61,18 @@ class PrefixRouter(RequestRouter):
         loads = self.loads.of(self._allowed(work, list(by_name)), now)
         ranked = self.index.choose(tokens, weight, loads).replicas
         if pending_request is not None and ranked:
-            again = pending_request.routing_context.should_backoff
             # Without it Serve would ask again at once, without end.
             pending_request.routing_context.should_backoff = True
-            if not again:
-                self.loads.sent(ranked[0], weight, now)
+            call = pending_request.metadata.internal_request_id
+            # Those that are placed meanwhile are to know of it, though it may be refused yet.
+            if self.loads.sent(call, ranked[0], weight, now):
                 self.index.sent(ranked[0], tokens)
         return [[by_name[name]] for name in ranked]
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """Called by Serve when a call has ended, however it did."""
+        super().on_request_completed(replica_id, internal_request_id)
+        self.loads.done(internal_request_id)
 
     def _allowed(self, work: Any, names: list[str]) -> list[str]:
         """The replicas that may have this work: none that failed on it, and where it was begun elsewhere, those like

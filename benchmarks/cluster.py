@@ -1,0 +1,200 @@
+"""What replicas on Ray Serve give: throughput of 1, 2, 3 of one thread each, prefix routing beside random routing, the
+cost of the front.
+
+    python benchmarks/cluster.py [--replicas 1,2,3] [--conversations 24] [--turns 4] [--clients 8] [--rounds 3]
+
+The embedded model, decoding plainly, one thread for each engine. An engine in this process answers conversations of
+many turns first: its tokens are the truth, and its hit rate is what routing is measured by. Then the same conversations
+go through `headlong deploy`'s own parts, by prefix for each number of replicas, at random for the largest. Reported are
+the medians of the rounds, each after its engines were emptied by conversations of their own. The front's cost is the
+processor's time of this process for each token: with replicas, all it does is to route, pass on and count. More
+replicas than there are cores left beside the front share them, and the ratios show it. If a token differs, nothing is
+reported and the exit code is 1. Ends in one JSON line.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from unittest import mock
+
+import torch
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+from rich.console import Console
+from rich.table import Table
+
+import headlong.cluster.app as app_module
+from headlong.cluster.app import Placement
+from headlong.cluster.loader import ClusterEngines
+from headlong.cluster.machines import connected
+from headlong.config import EngineConfig
+from headlong.engine.client import EngineClient
+from headlong.engine.local import LocalEngines
+from headlong.env import available_cores
+from headlong.progress import silent
+from turns_of_many import Run, Workload, drive
+
+OPTIONS = {"draft_tokens": 0, "max_rows": 16, "max_context": 1024, "cache_tokens": 65_536, "device": "cpu"}
+
+
+class RandomRouter(RequestRouter):
+    """What prefix routing is compared with: any replica, whatever it holds and does."""
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True
+        return [[replica] for replica in random.sample(candidate_replicas, len(candidate_replicas))]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Medians over the rounds."""
+
+    replicas: int
+    """0 for an engine in this process."""
+    routing: str
+    tokens_per_second: float
+    hit_rate: float
+    front_us_per_token: float
+    """Microseconds of the processor in this process, of which the engine is a part where it has one."""
+    first_ms: float
+    pause_ms: float
+    pause_p99_ms: float
+
+
+def measure(client: EngineClient, workload: Workload, rounds: int) -> list[Run]:
+    """Runs with conversations of their own each, after one that warms up."""
+    asyncio.run(drive(client, replace(workload, conversations=workload.clients, turns=1, seed=-1)))
+    return [asyncio.run(drive(client, replace(workload, seed=number))) for number in range(rounds)]
+
+
+def result(replicas: int, routing: str, runs: list[Run]) -> Result:
+    def median(values: Iterator[float], digits: int) -> float:
+        return round(statistics.median(values), digits)
+
+    return Result(
+        replicas,
+        routing,
+        median((run.tokens_per_second for run in runs), 1),
+        median((run.hit_rate for run in runs), 4),
+        median((1e6 * run.front_seconds / run.tokens for run in runs), 1),
+        median((1e3 * statistics.median(run.first) for run in runs), 2),
+        median((1e3 * run.pause(50) for run in runs), 2),
+        median((1e3 * run.pause(99) for run in runs), 2),
+    )
+
+
+@contextmanager
+def alone() -> Iterator[EngineClient]:
+    client = LocalEngines().load(None, EngineConfig(**OPTIONS, map_files=False), silent)
+    try:
+        yield client
+    finally:
+        asyncio.run(client.close())
+
+
+@contextmanager
+def replicated(count: int, routing: str) -> Iterator[EngineClient]:
+    with ExitStack() as stack:
+        if routing == "random":
+            stack.enter_context(mock.patch.object(app_module, "ROUTER", RandomRouter))
+        room = stack.enter_context(connected(None))
+        placement = Placement(min_replicas=count, max_replicas=count, cpus=room.cpus / (2 * count))
+        client = ClusterEngines(room, placement, keep=False, join=False).load(
+            None, EngineConfig(**OPTIONS), silent
+        )
+        try:
+            yield client
+        finally:
+            asyncio.run(client.close())
+
+
+def same_answers(results: dict[tuple[int, str], list[Run]]) -> bool:
+    truths = [run.answers for run in results[0, ""]]
+    return all([run.answers for run in runs] == truths for runs in results.values())
+
+
+def with_one_thread() -> None:
+    """Starts anew where the environment, which replicas inherit, does not ask for one thread."""
+    if os.environ.get("OMP_NUM_THREADS") != "1":
+        os.environ["OMP_NUM_THREADS"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--replicas", default="1,2,3")
+    parser.add_argument("--conversations", type=int, default=Workload.conversations)
+    parser.add_argument("--turns", type=int, default=Workload.turns)
+    parser.add_argument("--clients", type=int, default=Workload.clients)
+    parser.add_argument("--answer-tokens", type=int, default=Workload.answer_tokens)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    with_one_thread()
+    workload = Workload(
+        conversations=args.conversations,
+        turns=args.turns,
+        clients=args.clients,
+        answer_tokens=args.answer_tokens,
+    )
+    counts = [int(count) for count in args.replicas.split(",")]
+    measured: dict[tuple[int, str], list[Run]] = {}
+    with alone() as client:
+        measured[0, ""] = measure(client, workload, args.rounds)
+    for count, routing in [*((count, "prefix") for count in counts), (counts[-1], "random")]:
+        with replicated(count, routing) as client:
+            measured[count, routing] = measure(client, workload, args.rounds)
+    if not same_answers(measured):
+        raise SystemExit("tokens differ; nothing is reported")
+    results = [result(count, routing, runs) for (count, routing), runs in measured.items()]
+    report(results, workload)
+
+
+def report(results: list[Result], workload: Workload) -> None:
+    names = (
+        "replicas",
+        "routing",
+        "tokens/s",
+        "ratio",
+        "hit rate",
+        "front, µs a token",
+        "first, ms",
+        "pause, ms",
+    )
+    table = Table(*names, "p99, ms", title=f"{workload.clients} clients, {available_cores()} cores")
+    fewest = next(each.tokens_per_second for each in results if each.replicas)
+    for each in results:
+        count = "in this process" if not each.replicas else str(each.replicas)
+        ratio = f"{each.tokens_per_second / fewest:.2f}"
+        table.add_row(
+            count,
+            each.routing,
+            f"{each.tokens_per_second:.0f}",
+            ratio,
+            f"{each.hit_rate:.1%}",
+            *(f"{value:.1f}" for value in (each.front_us_per_token, each.first_ms, each.pause_ms)),
+            f"{each.pause_p99_ms:.1f}",
+        )
+    Console().print(table)
+    conditions = {
+        "cpu": platform.processor(),
+        "cores": available_cores(),
+        "torch": torch.__version__,
+        "workload": asdict(workload),
+    }
+    print(json.dumps({"benchmark": "cluster"} | conditions | {"results": [asdict(each) for each in results]}))
+
+
+if __name__ == "__main__":
+    main()
