@@ -17,23 +17,19 @@ import asyncio
 import json
 import os
 import platform
-import random
 import statistics
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 from unittest import mock
 
 import torch
-from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 from rich.console import Console
 from rich.table import Table
 
-import headlong.cluster.app as app_module
-from headlong.cluster.app import Placement
-from headlong.cluster.loader import ClusterEngines
-from headlong.cluster.machines import connected
+from headlong.cluster.runtime import own_folder
 from headlong.config import EngineConfig
 from headlong.engine.client import EngineClient
 from headlong.engine.local import LocalEngines
@@ -41,18 +37,10 @@ from headlong.env import available_cores
 from headlong.progress import silent
 from turns_of_many import Run, Workload, drive
 
+if TYPE_CHECKING:
+    from headlong.cluster.machines import Room
+
 OPTIONS = {"draft_tokens": 0, "max_rows": 16, "max_context": 1024, "cache_tokens": 65_536, "device": "cpu"}
-
-
-class RandomRouter(RequestRouter):
-    """What prefix routing is compared with: any replica, whatever it holds and does."""
-
-    async def choose_replicas(
-        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
-    ) -> list[list[RunningReplica]]:
-        if pending_request is not None:
-            pending_request.routing_context.should_backoff = True
-        return [[replica] for replica in random.sample(candidate_replicas, len(candidate_replicas))]
 
 
 @dataclass(frozen=True)
@@ -64,6 +52,8 @@ class Result:
     routing: str
     tokens_per_second: float
     hit_rate: float
+    strayed: float
+    """The share of later turns that came to a replica without the turn before."""
     front_us_per_token: float
     """Microseconds of the processor in this process, of which the engine is a part where it has one."""
     first_ms: float
@@ -77,7 +67,7 @@ def measure(client: EngineClient, workload: Workload, rounds: int) -> list[Run]:
     return [asyncio.run(drive(client, replace(workload, seed=number))) for number in range(rounds)]
 
 
-def result(replicas: int, routing: str, runs: list[Run]) -> Result:
+def result(replicas: int, routing: str, runs: list[Run], turns: int) -> Result:
     def median(values: Iterator[float], digits: int) -> float:
         return round(statistics.median(values), digits)
 
@@ -86,6 +76,7 @@ def result(replicas: int, routing: str, runs: list[Run]) -> Result:
         routing,
         median((run.tokens_per_second for run in runs), 1),
         median((run.hit_rate for run in runs), 4),
+        median((run.strayed / max(1, len(run.answers) * (turns - 1) / turns) for run in runs), 4),
         median((1e6 * run.front_seconds / run.tokens for run in runs), 1),
         median((1e3 * statistics.median(run.first) for run in runs), 2),
         median((1e3 * run.pause(50) for run in runs), 2),
@@ -103,19 +94,28 @@ def alone() -> Iterator[EngineClient]:
 
 
 @contextmanager
-def replicated(count: int, routing: str) -> Iterator[EngineClient]:
-    with ExitStack() as stack:
-        if routing == "random":
-            stack.enter_context(mock.patch.object(app_module, "ROUTER", RandomRouter))
-        room = stack.enter_context(connected(None))
-        placement = Placement(min_replicas=count, max_replicas=count, cpus=room.cpus / (2 * count))
-        client = ClusterEngines(room, placement, keep=False, join=False).load(
-            None, EngineConfig(**OPTIONS), silent
-        )
-        try:
-            yield client
-        finally:
-            asyncio.run(client.close())
+def own_ray() -> Iterator["Room"]:
+    """A Ray of this machine's own, as `headlong deploy` starts it."""
+    with own_folder() as folder:
+        from headlong.cluster.machines import connected  # reads how it is to authenticate when it is imported
+
+        with connected(None, folder) as room:
+            yield room
+
+
+@contextmanager
+def replicated(room: "Room", count: int, routing: str) -> Iterator[EngineClient]:
+    import headlong.cluster.app as app_module
+    from headlong.cluster.loader import ClusterEngines
+
+    router = "random_router.RandomRouter" if routing == "random" else app_module.ROUTER
+    placement = app_module.Placement(min_replicas=count, max_replicas=count, cpus=room.cpus / (2 * count))
+    with mock.patch.object(app_module, "ROUTER", router):
+        client = ClusterEngines(room, placement, join=False).load(None, EngineConfig(**OPTIONS), silent)
+    try:
+        yield client
+    finally:
+        asyncio.run(client.close())
 
 
 def same_answers(results: dict[tuple[int, str], list[Run]]) -> bool:
@@ -152,12 +152,13 @@ def main() -> None:
     measured: dict[tuple[int, str], list[Run]] = {}
     with alone() as client:
         measured[0, ""] = measure(client, workload, args.rounds)
-    for count, routing in [*((count, "prefix") for count in counts), (counts[-1], "random")]:
-        with replicated(count, routing) as client:
-            measured[count, routing] = measure(client, workload, args.rounds)
+    with own_ray() as room:
+        for count, routing in [*((count, "prefix") for count in counts), (counts[-1], "random")]:
+            with replicated(room, count, routing) as client:
+                measured[count, routing] = measure(client, workload, args.rounds)
     if not same_answers(measured):
         raise SystemExit("tokens differ; nothing is reported")
-    results = [result(count, routing, runs) for (count, routing), runs in measured.items()]
+    results = [result(count, routing, runs, workload.turns) for (count, routing), runs in measured.items()]
     report(results, workload)
 
 
@@ -183,6 +184,7 @@ def report(results: list[Result], workload: Workload) -> None:
             f"{each.tokens_per_second:.0f}",
             ratio,
             f"{each.hit_rate:.1%}",
+            f"{each.strayed:.1%}",
             *(f"{value:.1f}" for value in (each.front_us_per_token, each.first_ms, each.pause_ms)),
             f"{each.pause_p99_ms:.1f}",
         )

@@ -206,8 +206,10 @@ class Simulation:
         self._start(replica, now)
 
     def _start(self, replica: _Replica, now: float) -> None:
+        if replica.stepping:
+            return
         replica.admit(self._outcome)
-        if replica.stepping or not (replica.reading or replica.writing):
+        if not (replica.reading or replica.writing):
             return
         rows = len(replica.reading) + len(replica.writing)
         seconds, begun, ended = replica.step()

@@ -56,6 +56,8 @@ class Run:
     cached_tokens: int = 0
     answers: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
     """Tokens by conversation and turn."""
+    strayed: int = 0
+    """Later turns that found less cached than the turn before had left: another replica, or a cache that was full."""
     pauses: list[float] = field(default_factory=list)
     """Seconds between the chunks of one answer."""
     first: list[float] = field(default_factory=list)
@@ -87,8 +89,11 @@ async def drive(client: EngineClient, workload: Workload) -> Run:
         while waiting:
             conversation, turn = waiting.popleft()
             prompt = said[conversation]
-            answer = await _ask(client, workload, prompt, f"{conversation}-{turn}", run)
+            answer, cached = await _ask(client, workload, prompt, f"{conversation}-{turn}", run)
             run.answers[conversation, turn] = answer
+            run.strayed += turn > 0 and cached + workload.question_tokens + workload.answer_tokens < len(
+                prompt
+            )
             said[conversation] = (*prompt, *answer, *workload.question(conversation, turn + 1))
             if turn + 1 < workload.turns:
                 waiting.append((conversation, turn + 1))
@@ -101,10 +106,12 @@ async def drive(client: EngineClient, workload: Workload) -> Run:
 
 async def _ask(
     client: EngineClient, workload: Workload, prompt: Sequence[int], name: str, run: Run
-) -> tuple[int, ...]:
+) -> tuple[tuple[int, ...], int]:
+    """The answer's tokens, and how many of the prompt's were cached."""
     params = SamplingParams(max_tokens=workload.answer_tokens, temperature=0, ignore_eos=True)
     requests = client.prepare([tuple(prompt)], params, name)
     tokens: list[int] = []
+    cached = 0
     last = asked = time.perf_counter()
     async for chunk in client.stream(requests):
         now = time.perf_counter()
@@ -115,9 +122,10 @@ async def _ask(
         last = now
         tokens.extend(chunk.token_ids)
         if chunk.completion is not None:
-            run.prompt_tokens += chunk.completion.stats.prompt_tokens
-            run.cached_tokens += chunk.completion.stats.cached_tokens
-    return tuple(tokens)
+            cached = chunk.completion.stats.cached_tokens
+    run.prompt_tokens += len(prompt)
+    run.cached_tokens += cached
+    return tuple(tokens), cached
 
 
 def _tokens(rng: random.Random, count: int) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 
+from grpc import RpcError
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
@@ -20,7 +21,8 @@ class RayFleet:
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
-        self._streaming = handle.options(method_name="stream", stream=True)
+        # By value: chunks come over gRPC, at a third of what Ray's object references cost the front for each.
+        self._streaming = handle.options(method_name="stream", stream=True, _by_reference=False)
 
     async def stream(self, work: Work) -> AsyncGenerator[Item, None]:
         response = self._streaming.remote(work)
@@ -29,7 +31,8 @@ class RayFleet:
             async for item in response:
                 yield item
             ended = True
-        except (RayError, RayServeException) as error:
+        except (RayError, RayServeException, RpcError, RuntimeError) as error:
+            # Serve tells of a replica that dies while it accepts a call with a plain RuntimeError.
             raise ReplicaLost(_told(error)) from error
         finally:
             if not ended:
