@@ -47,7 +47,7 @@ def test_what_cannot_be_meant(flags, said, capsys):
         (LAPTOP, {"max_replicas": 6}, 1, "or --cpus-per-replica 0.67"),
         (LAPTOP, {"max_replicas": 2, "gpus": 1.0}, 1, "of 1 GPUs each need 2, and this machine has 0"),
         (STATION, {"max_replicas": 3}, 1, "of 1 GPUs each need 3, and the cluster has 2: use --replicas 2"),
-        (LAPTOP, {"max_replicas": 3}, 3_000_000_000, "need 9.0 GB, and this machine has 8.0 GB of memory: use --replicas 2"),
+        (LAPTOP, {"max_replicas": 3}, 3_000_000_000, "9.0 GB, and this machine has 8.0 GB of memory: use --replicas 2"),
         (LAPTOP, {"max_replicas": 1}, 9_000_000_000, "use a smaller model"),
     ],
 )  # fmt: skip

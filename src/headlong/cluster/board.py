@@ -107,7 +107,7 @@ class Board:
         return time.monotonic() - self._heard
 
     def replicas(self) -> Sequence[ReplicaStatus]:
-        """Those that are there, the oldest first, then the last of those that were lost."""
+        """Returns those that are there, the oldest first, then the last of those that were lost."""
         with self._lock:
             there = [self._status(name) for name in self._there]
             return (*sorted(there, key=lambda one: one.started), *self._lost)

@@ -39,7 +39,7 @@ class Call:
         refusal = facts.description.drafting.refusal
         self._rows = {request.id: Delivered(request, refusal) for request in requests}
         self._fingerprint = ""
-        """That of the replica whose tokens were delivered; empty before."""
+        """The fingerprint of the replica whose tokens were delivered; empty before."""
         self._replica = ""
         """Who has the call; empty where nobody answered yet."""
         self._avoid: tuple[str, ...] = ()

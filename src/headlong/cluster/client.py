@@ -44,7 +44,7 @@ class ClusterEngine(EngineClient):
 
     @property
     def description(self) -> EngineDescription:
-        """As the newest replicas say; rows are those of all."""
+        """Describes the newest replica, with the rows of all."""
         alike = self._board.facts(self._facts.model) or [self._facts]
         rows = sum(one.description.max_rows for one in alike)
         return replace(self._current().description, folder=self._folder, max_rows=rows)

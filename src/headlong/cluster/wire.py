@@ -62,7 +62,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Refused:
-    """Instead of further chunks: nothing more comes. `request` means that the request is at fault, `other` that this
+    """The last item of a stream that gives nothing more. `request` means that the request is at fault, `other` that this
     replica is not like the one that began, `failed` that the replica itself cannot go on."""
 
     kind: Literal["request", "other", "failed"]

@@ -115,9 +115,9 @@ class ReplicaStatus:
     requests: int = 0
     """Sequences that it has been given."""
     taken_over: int = 0
-    """Those of them that another replica had begun and could not end: streams that were resumed."""
+    """The sequences among them that another replica had begun and could not end: streams that were resumed."""
     repeated: int = 0
-    """Those of them that another replica had been given without a token coming of it."""
+    """The sequences among them that another replica had been given without a token coming of it."""
     why: str = ""
     """For a lost one, what is known of its end."""
 

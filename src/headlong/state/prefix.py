@@ -94,7 +94,7 @@ class PrefixCache:
         self.pages = Pages(num_pages, self._evicted)
         self.checkpoints = CheckpointStore(device, *sizes, self._lost)
         self._entries: dict[bytes, Entry] = {}
-        """By key, the least recently used first."""
+        """The pages that are known, by key; the least recently used comes first."""
         self._by_page: dict[int, Entry] = {}
         self._tails: dict[bytes, dict[bytes, Entry]] = {}
         """Tails, by the key of the page before them and by their own."""
