@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -78,3 +80,24 @@ def _wait(happened) -> None:
     while not happened():
         assert time.monotonic() < end, "it never happened"
         time.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.serial
+def test_a_model_that_cannot_be_loaded_is_told_of_once():
+    words = [
+        "deploy",
+        "--device",
+        "cuda",
+        "--gpus-per-replica",
+        "0",
+        "--cpus-per-replica",
+        "0.5",
+        "--port",
+        "0",
+    ]
+    code = "import sys; from headlong.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=200)
+    said = "headlong deploy: a replica could not load its model: device 'cuda' was asked for, but torch sees no CUDA"
+    assert done.returncode == 2 and said in done.stderr
+    assert done.stderr.count("headlong deploy:") == 1 and "Traceback" not in done.stderr

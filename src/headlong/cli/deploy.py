@@ -14,6 +14,7 @@ from typing import Any
 
 from headlong.cli import serve as serving
 from headlong.cli.terminal import note, say
+from headlong.cluster.runtime import be_quiet, meant, on_this_machine, own_folder
 from headlong.env import wait_passively
 from headlong.errors import ConfigError
 from headlong.server.settings import Settings
@@ -94,8 +95,6 @@ def execute(args: argparse.Namespace) -> int:
     _need_ray()
     if args.write is not None:
         return _write(args.write, settings, wanted)
-    from headlong.cluster.runtime import own_folder
-
     with contextlib.ExitStack() as stack:
         # Before Ray is imported.
         folder = stack.enter_context(own_folder()) if args.address is None else None
@@ -121,8 +120,6 @@ def _serve(args: argparse.Namespace, settings: Settings, wanted: dict[str, Any],
 
 def status(args: argparse.Namespace) -> int:
     _need_ray()
-    from headlong.cluster.runtime import meant
-
     address = meant(args.address)
     from headlong.cluster.machines import connected
     from headlong.cluster.running import apps
@@ -146,8 +143,6 @@ def status(args: argparse.Namespace) -> int:
 
 def stop(args: argparse.Namespace) -> int:
     _need_ray()
-    from headlong.cluster.runtime import meant, on_this_machine
-
     if args.address is None and (own := on_this_machine()):
         for one in own:
             os.kill(one.pid, signal.SIGTERM)
@@ -195,8 +190,10 @@ def _placement(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _need_ray() -> None:
+    """Called before Ray is imported, which reads its environment then."""
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("Ray is not installed; pip install 'headlong[ray]'")
+    be_quiet()
 
 
 def _write(file: str, settings: Settings, wanted: dict[str, Any]) -> int:

@@ -148,7 +148,9 @@ def _run(name: str, app: serve.Application) -> None:
     try:
         serve.run(app, name=name, route_prefix=None)
     except RuntimeError as error:
-        why = _reason(str(error))
+        told = serve.status().applications.get(name)
+        messages = [] if told is None else [one.message for one in told.deployments.values()]
+        why = _reason("\n".join([str(error), *messages]))
         serve.delete(name)
         raise ConfigError(f"a replica could not load its model: {why}") from error
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,8 +36,6 @@ class Room:
 def connected(address: str | None, folder: str | None = None) -> Iterator[Room]:
     """Ray as long as the block lasts: the cluster at this address, or where there is a folder one of this process's
     own, which keeps its files there."""
-    # Nobody is told how often Headlong is used.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         if folder is not None:
             ray.init(

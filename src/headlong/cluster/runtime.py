@@ -1,6 +1,6 @@
 """Where the Ray of `headlong deploy` keeps its files on this machine, who may use it, and how others find it.
 
-Imports no Ray, which reads how it is to authenticate when it is imported.
+Imports no Ray, which reads its environment when it is imported.
 """
 
 import contextlib
@@ -13,6 +13,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # nobody is told how often Headlong is used
+    "GRPC_VERBOSITY": "ERROR",
+    "GRPC_ENABLE_FORK_SUPPORT": "0",  # else gRPC logs whenever another process is started
+}
+"""What the environment says to Ray and gRPC where it says nothing else."""
+
 
 @dataclass(frozen=True)
 class Local:
@@ -23,10 +30,17 @@ class Local:
     folder: str
 
 
+def be_quiet() -> None:
+    """Keeps Ray and gRPC from saying more than they must, here and in the processes they start."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+
+
 @contextlib.contextmanager
 def own_folder() -> Iterator[str]:
     """A folder for Ray's files as long as the block lasts, with a token that whoever uses this Ray must have. Its name
     is short: the paths of Ray's sockets may have no more than a hundred characters."""
+    be_quiet()
     root = _root()
     root.mkdir(mode=0o700, exist_ok=True)
     folder = tempfile.mkdtemp(prefix="", dir=root)

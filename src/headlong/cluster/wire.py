@@ -62,8 +62,8 @@ class Hello:
 
 @dataclass(frozen=True)
 class Refused:
-    """The last item of a stream that gives nothing more. `request` means that the request is at fault, `other` that this
-    replica is not like the one that began, `failed` that the replica itself cannot go on."""
+    """The last item of a stream that gives nothing more. `request` means that the request is at fault, `other` that
+    this replica is not like the one that began, `failed` that the replica itself cannot go on."""
 
     kind: Literal["request", "other", "failed"]
     why: str
