@@ -7,7 +7,7 @@ Knows no request and no server.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 from headlong import env
 from headlong.errors import ConfigError
@@ -72,10 +72,54 @@ def span(
         yield
 
 
+class Apart:
+    """A span that is nobody's present one: generators are stepped in whatever context asks them."""
+
+    def __init__(self, span: Any = None) -> None:
+        self._span = span
+
+    def annotate(self, attributes: Attributes) -> None:
+        if self._span is not None:
+            self._span.set_attributes(_known(attributes))
+
+    def carried(self) -> dict[str, str]:
+        """The headers that make this span the parent of what they are sent along with."""
+        headers: dict[str, str] = {}
+        if self._span is not None and trace is not None:
+            TraceContextTextMapPropagator().inject(headers, trace.set_span_in_context(self._span))
+        return headers
+
+
+@contextmanager
+def apart(
+    name: str, attributes: Attributes, *, kind: Kind = "internal", parent: Mapping[str, str] | None = None
+) -> Iterator[Apart]:
+    """Makes a span as `span` does, for a block of a generator that gives values in between."""
+    if trace is None:
+        yield Apart()
+        return
+    context = None if parent is None else TraceContextTextMapPropagator().extract(dict(parent))
+    made = trace.get_tracer(NAME).start_span(
+        name, context=context, kind=trace.SpanKind[kind.upper()], attributes=_known(attributes)
+    )
+    try:
+        yield Apart(made)
+    except Exception as error:
+        made.set_status(trace.StatusCode.ERROR, f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        made.end()
+
+
 def annotate(attributes: Attributes) -> None:
     """Adds attributes to the present span."""
     if trace is not None:
         trace.get_current_span().set_attributes(_known(attributes))
+
+
+def request_id(sequence_id: str) -> str:
+    """The id of the request that a sequence is one of: engines' ids add the prompt's number and the choice's."""
+    return sequence_id.partition("/")[0]
 
 
 def carried() -> dict[str, str]:

@@ -15,6 +15,7 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
+from headlong import tracing
 from headlong.cluster.autoscaling import TokenPolicy
 from headlong.cluster.replica import Replica
 from headlong.config import EngineConfig
@@ -67,6 +68,7 @@ class ServedReplica(Replica):
     def __init__(
         self, model: str | None, options: Mapping[str, Any], version: str, placement: Placement
     ) -> None:
+        tracing.start("headlong-replica")
         engine = LocalEngines().load(model, EngineConfig(**options, map_files=False), silent)
         super().__init__(engine, serve.get_replica_context().replica_id.unique_id, version, repr(placement))
 

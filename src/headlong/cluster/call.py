@@ -8,7 +8,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import replace
 
+from headlong import tracing
 from headlong.cluster.board import Board
 from headlong.cluster.fleet import Fleet, ReplicaLost
 from headlong.cluster.wire import Facts, Hello, Refused, Work
@@ -73,17 +75,26 @@ class Call:
     async def _attempt(self) -> AsyncGenerator[Chunk, None]:
         """Gives what is left to one replica."""
         self._replica, fingerprint = "", ""
-        async with contextlib.aclosing(self._fleet.stream(self._work())) as items:
-            async for item in items:
-                if isinstance(item, Hello):
-                    self._replica, fingerprint = item.replica, item.fingerprint
-                    self._note_given()
-                elif isinstance(item, Refused):
-                    self._refuse(item)
-                elif not (row := self._rows[item.request_id]).ended:
-                    if item.token_ids:
-                        self._fingerprint, self._losses = fingerprint, 0
-                    yield row.take(item)
+        with tracing.apart("call a replica", self._for_trace(), kind="client") as span:
+            work = replace(self._work(), trace=span.carried())
+            async with contextlib.aclosing(self._fleet.stream(work)) as items:
+                async for item in items:
+                    if isinstance(item, Hello):
+                        self._replica, fingerprint = item.replica, item.fingerprint
+                        self._note_given()
+                        span.annotate({"headlong.replica": item.replica})
+                    elif isinstance(item, Refused):
+                        self._refuse(item)
+                    elif not (row := self._rows[item.request_id]).ended:
+                        if item.token_ids:
+                            self._fingerprint, self._losses = fingerprint, 0
+                        yield row.take(item)
+
+    def _for_trace(self) -> dict[str, tracing.Attribute]:
+        return {
+            tracing.REQUEST_ID: tracing.request_id(next(iter(self._rows))),
+            "headlong.resumed": sum(row.begun for row in self._open()),
+        }
 
     def _work(self) -> Work:
         requests = tuple(row.rest() for row in self._open())

@@ -10,15 +10,16 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
+from headlong import tracing
 from headlong.cluster import fingerprint
+from headlong.cluster.fleet import Item
+from headlong.cluster.prefix_index import REPORTED_KEYS
 from headlong.cluster.wire import Facts, Hello, Refused, Report, RoutingStats, Work
-from headlong.completion import Chunk
+from headlong.completion import Chunk, Completion
 from headlong.engine.local import LocalEngine
 from headlong.errors import HeadlongError, RequestError
 from headlong.types import Request
 
-MAX_PREFIXES = 2048
-"""The most pages that a replica tells routers of."""
 EXIT_HUNG = 70
 POLL_SECONDS = 0.25
 LAST_WORDS_SECONDS = 1.0
@@ -45,8 +46,20 @@ class Replica:
         )
         threading.Thread(target=self._end_if_hung, name="headlong-hung", daemon=True).start()
 
-    async def stream(self, work: Work) -> AsyncGenerator[Hello | Chunk | Refused, None]:
+    async def stream(self, work: Work) -> AsyncGenerator[Item, None]:
         """Says who answers, then what comes of the requests, until all have ended."""
+        told = {
+            tracing.REQUEST_ID: tracing.request_id(work.requests[0].id) if work.requests else None,
+            "headlong.replica": self.facts.replica,
+        }
+        with tracing.apart("replica", told, kind="server", parent=work.trace) as span:
+            async with contextlib.aclosing(self._answers(work)) as items:
+                async for item in items:
+                    if isinstance(item, Chunk) and item.completion is not None:
+                        span.annotate(_for_trace(item.completion))
+                    yield item
+
+    async def _answers(self, work: Work) -> AsyncGenerator[Item, None]:
         yield Hello(self.facts.replica, self.facts.fingerprint)
         if work.model != self.facts.model:
             yield Refused("other", "it serves another model")
@@ -77,7 +90,7 @@ class Replica:
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
             queued_tokens=self._queued_tokens(),
-            prefixes=[key.hex() for key in self._engine.prefix_keys(MAX_PREFIXES)],
+            prefixes=[key.hex() for key in self._engine.prefix_keys(REPORTED_KEYS)],
             page_size=state.page_size,
             fingerprint=self.facts.fingerprint,
         )
@@ -110,3 +123,15 @@ class Replica:
         log.critical("the engine hangs; the process ends with status %d", EXIT_HUNG)
         time.sleep(LAST_WORDS_SECONDS)
         os._exit(EXIT_HUNG)  # waits for no thread
+
+
+def _for_trace(done: Completion) -> dict[str, float | str | None]:
+    """What a replica tells of the sequence that ended last, where a call has several."""
+    return {
+        "gen_ai.usage.output_tokens": len(done.token_ids),
+        "headlong.cached_tokens": done.stats.cached_tokens,
+        "headlong.queue_seconds": done.stats.queue_seconds,
+        "headlong.prefill_seconds": done.stats.prefill_seconds,
+        "headlong.decode_seconds": done.stats.decode_seconds,
+        "headlong.finish_reason": done.finish_reason,
+    }

@@ -1,6 +1,7 @@
 """What travels between the front and its replicas, besides the engine's own values. Knows no Ray."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
 from headlong.engine.client import EngineDescription, EngineStats
@@ -23,6 +24,8 @@ class Work:
     """What names the model that the tokens were made for."""
     fingerprint: str = ""
     """The fingerprint of the replica that began; empty where nothing was streamed and any will do."""
+    trace: Mapping[str, str] = field(default_factory=dict)
+    """Headers that make what the replica does part of the front's trace; none where nobody traces."""
 
 
 @dataclass(frozen=True, kw_only=True)
