@@ -22,7 +22,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch
@@ -36,9 +36,6 @@ from headlong.engine.local import LocalEngines
 from headlong.env import available_cores
 from headlong.progress import silent
 from turns_of_many import Run, Workload, drive
-
-if TYPE_CHECKING:
-    from headlong.cluster.machines import Room
 
 ROWS = (1, 2, 4, 8, 16)
 OPTIONS = {"draft_tokens": 0, "max_rows": 16, "max_context": 1024, "cache_tokens": 65_536, "device": "cpu"}
@@ -108,28 +105,21 @@ def alone() -> Iterator[EngineClient]:
 
 
 @contextmanager
-def own_ray() -> Iterator["Room"]:
-    """A Ray of this machine's own, as `headlong deploy` starts it."""
-    with own_folder() as folder:
-        from headlong.cluster.machines import connected  # reads how it is to authenticate when it is imported
-
-        with connected(None, folder) as room:
-            yield room
-
-
-@contextmanager
-def replicated(room: "Room", count: int, routing: str) -> Iterator[EngineClient]:
-    import headlong.cluster.app as app_module
+def replicated(folder: str, count: int, routing: str) -> Iterator[EngineClient]:
+    """Replicas on a Ray of this machine's own, as `headlong deploy` starts it. Each has a Ray to itself: in a process
+    that knew an application before, Serve keeps the router that it had."""
+    import headlong.cluster.app as app_module  # Ray reads how it is to authenticate when it is imported
     from headlong.cluster.loader import ClusterEngines
+    from headlong.cluster.machines import connected
 
     router = "random_router.RandomRouter" if routing == "random" else app_module.ROUTER
-    placement = app_module.Placement(min_replicas=count, max_replicas=count, cpus=room.cpus / (2 * count))
-    with mock.patch.object(app_module, "ROUTER", router):
+    with connected(None, folder) as room, mock.patch.object(app_module, "ROUTER", router):
+        placement = app_module.Placement(min_replicas=count, max_replicas=count, cpus=room.cpus / (2 * count))
         client = ClusterEngines(room, placement, join=False).load(None, EngineConfig(**OPTIONS), silent)
-    try:
-        yield client
-    finally:
-        asyncio.run(client.close())
+        try:
+            yield client
+        finally:
+            asyncio.run(client.close())
 
 
 def same_answers(results: dict[tuple[int, str], list[Run]]) -> bool:
@@ -167,9 +157,9 @@ def main() -> None:
     with alone() as client:
         machine = costs(client, args.rounds)
         measured[0, ""] = measure(client, workload, args.rounds)
-    with own_ray() as room:
+    with own_folder() as folder:
         for count, routing in [*((count, "prefix") for count in counts), (counts[-1], "random")]:
-            with replicated(room, count, routing) as client:
+            with replicated(folder, count, routing) as client:
                 measured[count, routing] = measure(client, workload, args.rounds)
     if not same_answers(measured):
         raise SystemExit("tokens differ; nothing is reported")
