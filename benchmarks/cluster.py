@@ -16,12 +16,16 @@ import argparse
 import asyncio
 import json
 import os
+import pickle
 import platform
 import statistics
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -105,21 +109,31 @@ def alone() -> Iterator[EngineClient]:
 
 
 @contextmanager
-def replicated(folder: str, count: int, routing: str) -> Iterator[EngineClient]:
-    """Replicas on a Ray of this machine's own, as `headlong deploy` starts it. Each has a Ray to itself: in a process
-    that knew an application before, Serve keeps the router that it had."""
-    import headlong.cluster.app as app_module  # Ray reads how it is to authenticate when it is imported
-    from headlong.cluster.loader import ClusterEngines
-    from headlong.cluster.machines import connected
+def replicated(count: int, routing: str) -> Iterator[EngineClient]:
+    """Replicas on a Ray of this process's own, as `headlong deploy` starts it."""
+    with own_folder() as folder:
+        import headlong.cluster.app as app_module  # Ray reads how it is to authenticate when it is imported
+        from headlong.cluster.loader import ClusterEngines
+        from headlong.cluster.machines import connected
 
-    router = "random_router.RandomRouter" if routing == "random" else app_module.ROUTER
-    with connected(None, folder) as room, mock.patch.object(app_module, "ROUTER", router):
-        placement = app_module.Placement(min_replicas=count, max_replicas=count, cpus=room.cpus / (2 * count))
-        client = ClusterEngines(room, placement, join=False).load(None, EngineConfig(**OPTIONS), silent)
-        try:
-            yield client
-        finally:
-            asyncio.run(client.close())
+        router = "random_router.RandomRouter" if routing == "random" else app_module.ROUTER
+        with connected(None, folder) as room, mock.patch.object(app_module, "ROUTER", router):
+            cpus = room.cpus / (2 * count)
+            placement = app_module.Placement(min_replicas=count, max_replicas=count, cpus=cpus)
+            client = ClusterEngines(room, placement, join=False).load(None, EngineConfig(**OPTIONS), silent)
+            try:
+                yield client
+            finally:
+                asyncio.run(client.close())
+
+
+def in_another_process(count: int, routing: str, given: list[str]) -> list[Run]:
+    """Measures one case in a process of its own: where Serve knew an application before, it keeps its router."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "runs"
+        case = ["--in-process", f"{count},{routing},{file}"]
+        subprocess.run([sys.executable, __file__, *given, *case], check=True)
+        return pickle.loads(file.read_bytes())
 
 
 def same_answers(results: dict[tuple[int, str], list[Run]]) -> bool:
@@ -144,6 +158,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=Workload.clients)
     parser.add_argument("--answer-tokens", type=int, default=Workload.answer_tokens)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--in-process", help="used by itself")
     args = parser.parse_args()
     with_one_thread()
     workload = Workload(
@@ -152,15 +167,18 @@ def main() -> None:
         clients=args.clients,
         answer_tokens=args.answer_tokens,
     )
+    if args.in_process:
+        count, routing, file = args.in_process.split(",")
+        with replicated(int(count), routing) as client:
+            Path(file).write_bytes(pickle.dumps(measure(client, workload, args.rounds)))
+        return
     counts = [int(count) for count in args.replicas.split(",")]
     measured: dict[tuple[int, str], list[Run]] = {}
     with alone() as client:
         machine = costs(client, args.rounds)
         measured[0, ""] = measure(client, workload, args.rounds)
-    with own_folder() as folder:
-        for count, routing in [*((count, "prefix") for count in counts), (counts[-1], "random")]:
-            with replicated(folder, count, routing) as client:
-                measured[count, routing] = measure(client, workload, args.rounds)
+    for count, routing in [*((count, "prefix") for count in counts), (counts[-1], "random")]:
+        measured[count, routing] = in_another_process(count, routing, sys.argv[1:])
     if not same_answers(measured):
         raise SystemExit("tokens differ; nothing is reported")
     results = [result(count, routing, runs, workload.turns) for (count, routing), runs in measured.items()]

@@ -1,4 +1,4 @@
-"""A cluster on paper: does the model of `cluster_model.py` foretell what `cluster.py` measured, and what then of a large one?
+"""A cluster on paper: does the model of `cluster_model.py` foretell what `cluster.py` measured? And then a large one.
 
     python benchmarks/cluster_simulator.py [--measured benchmarks/measured_cluster.json] [--users 10000]
                                            [--replicas 24,32,40,48,64] [--seconds 240] [--picture FILE]
