@@ -90,10 +90,12 @@ docs: $(STAMP)           ## the site from docs/, into site/; links that lead now
 artifacts: $(STAMP)      ## checkpoints made by the tools that people use, compared with what these mean: long, network
 	$(BIN)/python release/artifacts.py $(ARTIFACTS)
 
-# Thousands of random schedules, then many requests with faults among them; SOAK="--minutes 5" shortens the second.
-soak: $(STAMP)           ## none lost, none wrong, memory flat: half an hour or more
+# Thousands of random schedules, then many requests with faults among them, then replicas that are killed under load.
+# SOAK="--minutes 5" shortens the second, REPLICAS="--minutes 1 --clients 8" the third.
+soak: $(STAMP)           ## none lost, none wrong, memory flat, replicas killed: half an hour or more
 	$(BIN)/python -m pytest -m slow tests/simulator
 	$(BIN)/python benchmarks/soak.py $(SOAK)
+	$(BIN)/python benchmarks/replicas_soak.py $(REPLICAS)
 
 lint: $(STAMP)           ## ruff (lint and format) and pyright
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ WIDTH, HEIGHT, TOP = 1040, 656, 66
 
 PACKAGES = (
     ("cli", "commands and their output"),
+    ("cluster", "replicas on Ray Serve, and their front"),
     ("server", "HTTP, dialects, limits, keys, models"),
     ("convert", "writing checkpoints"),
     ("llm", "LLM, AsyncLLM: the Python interface"),

@@ -17,6 +17,7 @@ ORDER = (
     "env",
     "printable",
     "small_files",
+    "tracing",
     "progress",
     "params",
     "types",
@@ -36,6 +37,7 @@ ORDER = (
     "async_llm",
     "convert",
     "server",
+    "cluster",
     "cli",
 )
 """Import only from the left. `__init__` may import everything but the command line."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from headlong.types import FinishReason, ReadToken, TokenLogprobs
+from headlong.types import FinishReason, ReadToken, RowTimes, TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -97,3 +97,9 @@ class Chunk:
     request_id: str = ""
     completion: Completion | None = None
     """The whole completion, in the last chunk of its index; None in all others."""
+    num_cached: int = 0
+    """The number of prompt tokens that came from the prefix cache; it is told with the first tokens."""
+    seconds: float = field(default=0.0, compare=False)
+    """The engine's seconds since the continuation's last chunk, as its statistics count them."""
+    times: RowTimes | None = field(default=None, compare=False)
+    """What it took until the first tokens; it is told with them."""

@@ -1,10 +1,10 @@
 """Every environment variable Headlong reads, and the cores and memory it may use. A value that cannot be parsed is an
 error, not a default.
 
-HEADLONG_NATIVE, HEADLONG_TRITON, HEADLONG_CONFIG and XDG_CACHE_HOME have their functions here (Hugging Face's library
-reads its own); every setting of the server has a variable too, named after its field, which
-`server/settings_sources.py` reads through `settings_given`. Cores are counted from what the kernel tells a process of
-itself, and so is memory; how many threads to start is not decided here.
+HEADLONG_NATIVE, HEADLONG_TRITON, HEADLONG_CONFIG, XDG_CACHE_HOME and whether OpenTelemetry is told where to send spans
+have their functions here (its libraries and Hugging Face's read their own); every setting of the server has a variable
+too, named after its field, which `server/settings_sources.py` reads through `settings_given`. Cores are counted from
+what the kernel tells a process of itself, and so is memory; how many threads to start is not decided here.
 """
 
 import os
@@ -48,6 +48,12 @@ def wait_passively() -> None:
 def config_file() -> str | None:
     """HEADLONG_CONFIG: the server's config.yml; without it none is read."""
     return os.environ.get("HEADLONG_CONFIG")
+
+
+def traces_endpoint() -> str | None:
+    """The name of the variable that says where spans are sent, of OpenTelemetry's own; None where neither is set."""
+    names = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    return next((name for name in names if os.environ.get(name)), None)
 
 
 def cache_folder() -> Path:

@@ -79,6 +79,9 @@ class Request:
     tokens, such as an adapter or an image. Only sequences with equal extras share cached prefixes."""
     tenant: str = ""
     """Who asks: rows of the same priority are let in by turns, tenant by tenant."""
+    resumed: tuple[int, ...] = ()
+    """Tokens of the output that another engine emitted before it was lost. The row goes on after them as one that was
+    preempted there: it reads them, counts them as its own, and emits what follows."""
     constraint: Callable[[], Constraint] | None = field(default=None, compare=False, repr=False)
     """Starts the output's constraint afresh, each time the row is admitted. The function stays in the process that made
     it."""

@@ -21,8 +21,8 @@ ANSWER = "Once upon a time there was a shy dragon who lived in a cave by the sea
 HELLO = [{"role": "user", "content": "Hello!"}]
 INTERNALS = {"service", "engine", "scheduler", "state", "faults", "runner", "proposer", "sampler"}
 """Attributes of an engine that only an engine's own code has a use for."""
-STARLETTE = {"app", "request", "_request", "self"}
-"""Whose `state` is Starlette's: what an application, or a request, carries along."""
+STATEFUL = {"app", "request", "_request", "self", "replica"}
+"""Whose `state` is no engine's: Starlette's, which applications and requests carry along, and a replica's own word."""
 
 
 def files() -> list[Path]:
@@ -37,7 +37,7 @@ def internals_touched(tree: ast.AST) -> list[str]:
             continue
         owner = node.value
         name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
-        if node.attr != "state" or name not in STARLETTE:
+        if node.attr != "state" or name not in STATEFUL:
             found.append(ast.unparse(node))
     return found
 

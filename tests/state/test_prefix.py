@@ -488,3 +488,33 @@ def test_keys_without_extras_are_those_of_the_tokens_alone():
         for extras in ((), ((0, b""),), ((0, b"a"),), ((1, b"a"),), ((0, b"a"), (1, b"")), ((0, b"ab"),))
     }
     assert len(keys) == 6
+
+
+def test_recent_keys_of_pages_are_those_used_last():
+    state = make_state(KV)
+    first, second = tokens_of(1, 40), tokens_of(2, 40)
+    for row_id, tokens in (("a", first), ("b", second)):
+        read(state, row_id, tokens)
+        state.release(row_id, tokens)
+
+    def keys(tokens):
+        page = key_of(b"", tokens[:PAGE])
+        return [page, key_of(page, tokens[PAGE : 2 * PAGE])]
+
+    assert state.prefix.recent(9) == [*keys(second), *keys(first)], "tails are left out"
+    read(state, "c", first)
+    state.release("c", first)
+    assert state.prefix.recent(9) == [*keys(first), *keys(second)]
+    assert state.prefix.recent(1) == keys(first)[:1]
+    state.drop_cache()
+    assert state.prefix.recent(9) == []
+
+
+def test_recent_keys_lead_to_checkpoints_where_those_are_needed():
+    state = make_state(HYBRID)
+    tokens = tokens_of(3, 40)
+    read(state, "a", tokens)
+    state.release("a", tokens)
+    first = key_of(b"", tokens[:PAGE])
+    # The prompt's last page boundary has a checkpoint; the page before it has none, and nothing can go on there.
+    assert state.prefix.recent(9) == [key_of(first, tokens[PAGE : 2 * PAGE])]

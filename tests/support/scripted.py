@@ -14,6 +14,7 @@ from headlong.engine.client import (
     EngineStats,
     MemoryPlan,
     Rates,
+    ReplicaStatus,
     Totals,
     Usage,
 )
@@ -80,6 +81,8 @@ class ScriptedEngine:
         self.open: set[str] = set()
         self.cancelled: set[str] = set()
         self.closed = False
+        self.others: list[ReplicaStatus] = []
+        """The replicas that it stands before."""
         self._totals = Totals()
 
     def stats(self) -> EngineStats:
@@ -87,6 +90,9 @@ class ScriptedEngine:
         return EngineStats(
             usage=usage, totals=self._totals, recent=Totals(), rates=Rates(0.0, 0.0, 0.0, None, None, None)
         )
+
+    def replicas(self) -> Sequence[ReplicaStatus]:
+        return self.others
 
     def prepare(
         self, prompts: Sequence[tuple[int, ...]], params: SamplingParams, request_id: str

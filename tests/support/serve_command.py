@@ -16,12 +16,12 @@ COMMAND = "import sys; from headlong.cli.main import main; sys.exit(main())"
 
 
 class Serving:
-    """A `headlong serve` process on a free port; `before` is run first in it."""
+    """A `headlong serve` process on a free port, or one of another command that serves; `before` is run first in it."""
 
-    def __init__(self, *flags: str, before: str = "", **environment: str) -> None:
+    def __init__(self, *flags: str, before: str = "", command: str = "serve", **environment: str) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("HEADLONG_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", f"{before}\n{COMMAND}", "serve", "--port", "0", *flags],
+            [sys.executable, "-c", f"{before}\n{COMMAND}", command, "--port", "0", *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -57,8 +57,8 @@ class Serving:
 
 
 @contextlib.contextmanager
-def serving(*flags: str, before: str = "", **environment: str) -> Iterator[Serving]:
-    server = Serving(*flags, before=before, **environment)
+def serving(*flags: str, before: str = "", command: str = "serve", **environment: str) -> Iterator[Serving]:
+    server = Serving(*flags, before=before, command=command, **environment)
     try:
         yield server
     finally:

@@ -22,6 +22,7 @@ from headlong.cli import (
     chat,
     completion,
     convert,
+    deploy,
     doctor,
     head,
     inspect,
@@ -40,7 +41,23 @@ from headlong.printable import printable
 
 EXIT_USAGE, EXIT_FULL, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_SIGNAL = 2, 74, 130, 141, 128
 COMMANDS = (
-    *(run, chat, serve, ps, keys, pull, models, inspect, head, convert, quantize, bench, bench_serve, tune),
+    *(
+        run,
+        chat,
+        serve,
+        deploy,
+        ps,
+        keys,
+        pull,
+        models,
+        inspect,
+        head,
+        convert,
+        quantize,
+        bench,
+        bench_serve,
+        tune,
+    ),
     *(doctor, completion),
 )
 EPILOG = """\

@@ -8,7 +8,7 @@ from headlong.cli.terminal import note
 from headlong.env import wait_passively
 from headlong.errors import ConfigError
 from headlong.option import METAVARS, Option, metavar
-from headlong.server.settings import DEFAULTS, OPTIONS
+from headlong.server.settings import DEFAULTS, OPTIONS, Settings
 
 EPILOG = """\
 A flag wins over an environment variable (HEADLONG_PORT for --port), that over config.yml, that over the
@@ -33,6 +33,12 @@ def add_parser(commands: Any) -> None:
         description="Serves a model over HTTP: OpenAI's and Anthropic's endpoints, and a page at /.",
         epilog=EPILOG,
     )
+    add_settings(parser)
+    parser.set_defaults(execute=execute)
+
+
+def add_settings(parser: Any) -> None:
+    """Every setting of a server as a flag, and MODEL."""
     options.add_model(parser)
     parser.add_argument(
         "--config", metavar="FILE", help="settings in YAML; without it HEADLONG_CONFIG, or none"
@@ -50,7 +56,6 @@ def add_parser(commands: Any) -> None:
         help='the same as vLLM writes it: {"method": "mtp", "num_speculative_tokens": 3}',
     )
     vllm_flags.add(parser)
-    parser.set_defaults(execute=execute)
 
 
 def _add_flag(group: Any, name: str, option: Option) -> None:
@@ -79,12 +84,19 @@ def _default(name: str) -> str:
     return f" (default: {value})" if isinstance(value, (str, int)) else ""
 
 
+def settings_of(args: argparse.Namespace) -> Settings:
+    """What the flags say, over the environment and config.yml."""
+    from headlong.server.settings_sources import load
+
+    return load(_given(args), args.config)
+
+
 def _given(args: argparse.Namespace) -> dict[str, Any]:
     """The flags by the settings that they set, vLLM's among them. Those that change nothing are told of."""
     flags = {name: getattr(args, name) for name in (*OPTIONS, "speculative_config")}
     translated, notes = vllm_flags.translate(args.vllm)
     for sentence in notes:
-        note(f"headlong serve: {sentence}")
+        note(f"headlong {args.command}: {sentence}")
     flags = vllm_flags.merge(flags, translated)
     if flags["max_context"] in ("auto", "-1"):  # vLLM's words for as many as fit
         flags["max_context"] = None
@@ -101,9 +113,7 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
 
 def execute(args: argparse.Namespace) -> int:
     wait_passively()
-    from headlong.server.settings_sources import load
-
-    settings = load(_given(args), args.config)
+    settings = settings_of(args)
     from headlong.engine.local import LocalEngines
     from headlong.server.run import serve
 

@@ -8,7 +8,7 @@ and statistics. Knows no engine.
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from headlong.completion import Chunk
 from headlong.config import EngineConfig
@@ -19,6 +19,9 @@ from headlong.params import SamplingParams
 from headlong.progress import ProgressFn
 from headlong.text.codec import TextCodec
 from headlong.types import Request
+
+ReplicaState = Literal["ready", "draining", "lost"]
+"""A draining replica ends what it has and takes nothing new; a lost one is gone, and what it ran went elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +99,29 @@ class EngineStats:
     rates: Rates
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReplicaStatus:
+    """One of several engines that serve the same model behind one client, as it was when it last told of itself."""
+
+    id: str
+    """Unlike any other replica's, those that are gone included."""
+    state: ReplicaState
+    node: str = ""
+    """The machine it runs on."""
+    started: float
+    """When it began to serve, in seconds since 1970."""
+    stats: EngineStats | None = None
+    """None as long as it has told nothing."""
+    requests: int = 0
+    """Sequences that it has been given."""
+    taken_over: int = 0
+    """The sequences among them that another replica had begun and could not end: streams that were resumed."""
+    repeated: int = 0
+    """The sequences among them that another replica had been given without a token coming of it."""
+    why: str = ""
+    """For a lost one, what is known of its end."""
+
+
 class EngineClient(Protocol):
     """One engine, as its users see it. Properties, `stats` and `cancel` answer at once, with what is known here;
     `prepare` may take a while and belongs in a worker thread."""
@@ -120,6 +146,11 @@ class EngineClient(Protocol):
         return False
 
     def stats(self) -> EngineStats: ...
+
+    def replicas(self) -> Sequence[ReplicaStatus]:
+        """The engines behind this client where it stands before several, the oldest first, and the last of those that
+        were lost; none where there is one engine only."""
+        return ()
 
     def prepare(
         self, prompts: Sequence[tuple[int, ...]], params: SamplingParams, request_id: str

@@ -25,6 +25,8 @@ class Collector:
         self._prompt_seconds = 0.0
         self._decode_seconds = 0.0
         self._times = RowTimes(0.0, 0.0)
+        self._untold_seconds = 0.0
+        """The engine's seconds since the last chunk."""
 
     @property
     def begun(self) -> bool:
@@ -33,19 +35,15 @@ class Collector:
 
     def wait(self, step: StepOutput) -> None:
         """A step that gave this row nothing."""
-        if self._tokens:
-            self._decode_seconds += step.seconds
-        else:
-            self._prompt_seconds += step.seconds
+        self._spend(step.seconds)
 
     def take(self, step: StepOutput, output: RowOutput) -> Chunk:
         """A step that gave it tokens, or its end."""
         if self._tokens and output.token_ids:
             self._steps += 1
-            self._decode_seconds += step.seconds
             self._count_drafts(output)
-        elif output.token_ids:
-            self._prompt_seconds += step.seconds
+        if output.token_ids:
+            self._spend(step.seconds)
         self._cached = max(self._cached, output.num_cached)
         if output.is_first:
             self._read = output
@@ -55,6 +53,7 @@ class Collector:
         self._logprobs.extend(output.logprobs)
         if output.finish_reason is not None:
             self.completion = self._complete(output)
+        seconds, self._untold_seconds = self._untold_seconds, 0.0
         return Chunk(
             index=self.request.choice,
             text=output.text,
@@ -67,7 +66,17 @@ class Collector:
             finish_reason=output.finish_reason,
             request_id=self.request.id,
             completion=self.completion,
+            num_cached=output.num_cached,
+            seconds=seconds,
+            times=output.times,
         )
+
+    def _spend(self, seconds: float) -> None:
+        self._untold_seconds += seconds
+        if self._tokens:
+            self._decode_seconds += seconds
+        else:
+            self._prompt_seconds += seconds
 
     def _count_drafts(self, output: RowOutput) -> None:
         self._drafted += output.num_drafted
@@ -118,3 +127,12 @@ class Collector:
         if self.request.adaptive:
             return MtpStatus(False, "plain decoding was quicker, so nothing was drafted")
         return MtpStatus(False, "the drafter proposed nothing")
+
+
+def why_not_drafting(refusal: str | None, request: Request) -> str | None:
+    """Why a request will not draft, whatever pays; `refusal` is the engine's own reason if it cannot. None if the
+    request may."""
+    if refusal is not None or request.draft_tokens:
+        return refusal
+    off = "draft_tokens is 0 for this request"
+    return off if request.params.draft_tokens == 0 else "the engine runs with draft_tokens 0"

@@ -1,6 +1,5 @@
 """The engine: rows in, steps out. `step` is the table of contents of everything Headlong does."""
 
-import math
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -11,6 +10,7 @@ import torch
 
 from headlong.engine.accounting import MemoryPlan
 from headlong.engine.faults import Faults
+from headlong.engine.requests import check
 from headlong.engine.row import Row
 from headlong.engine.runner import Runner
 from headlong.engine.scheduler import Scheduler
@@ -18,8 +18,7 @@ from headlong.engine.step.ahead import Ahead
 from headlong.engine.step.steppers import Steppers
 from headlong.errors import HeadlongError, RequestError
 from headlong.models.decoder import DecoderModel
-from headlong.params import SamplingParams
-from headlong.sampling.sampler import Sampler, needs_q
+from headlong.sampling.sampler import Sampler
 from headlong.speculate.depth import Depths
 from headlong.speculate.proposer import Proposer
 from headlong.state.state import State
@@ -175,47 +174,6 @@ class Engine:
         """What drafting amounts to where nobody says: for people, since the engine may choose anew every step."""
         return min(USUAL_DRAFTS, self.drafts) if self.adaptive else self.drafts
 
-    def resolve_drafts(self, params: SamplingParams) -> tuple[int, bool]:
-        """How deep this request drafts at most, its own wish or the engine's, 0 where nobody drafts; and whether less
-        will do where that pays."""
-        if params.draft_tokens is None:
-            # What `ratio` and `block` emit depends on the depth: it must not hang on how fast steps are.
-            adaptive = self.adaptive and not needs_q(params)
-            return (self.drafts if adaptive else self.usual_drafts), adaptive
-        if self.max_drafts and params.draft_tokens > self.max_drafts:
-            raise RequestError(
-                f"draft_tokens {params.draft_tokens} is above this engine's maximum of {self.max_drafts}; "
-                "start it with a larger max_draft_tokens"
-            )
-        return min(params.draft_tokens, self.max_drafts), False
-
     def check(self, request: Request) -> None:
         """Refuses what could never run, naming the field. Reads nothing that changes: any thread may ask."""
-        vocab, params = self.model.config.vocab_size, request.params
-        if not request.prompt:
-            raise RequestError("prompt is empty: it needs at least one token")
-        if len(request.prompt) >= self.max_len:
-            raise RequestError(
-                f"prompt has {len(request.prompt)} tokens; this engine's context is {self.max_len}, "
-                "of which at least one must be left for the output"
-            )
-        if params.constrained and request.constraint is None:
-            name = "banned_strings" if params.grammar is None else "grammar"
-            raise RequestError(
-                f"{name} was not compiled; make the request with the service that has the tokenizer"
-            )
-        named = {
-            "prompt": request.prompt,
-            "bad_token_ids": params.bad_token_ids,
-            "stop_token_ids": params.stop_token_ids,
-            "logit_bias": tuple(params.logit_bias),
-        }
-        for name, tokens in named.items():
-            for token in tokens:
-                if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab:
-                    raise RequestError(f"{name}: {token!r} is not a token id; the vocabulary has {vocab}")
-        banned = {*params.bad_token_ids, *(t for t, bias in params.logit_bias.items() if bias == -math.inf)}
-        if len(banned | (request.stop_ids if params.min_tokens else set())) >= vocab:
-            raise RequestError(
-                "bad_token_ids, logit_bias and min_tokens together leave no token to choose from"
-            )
+        check(request, self.model.config.vocab_size, self.max_len)

@@ -111,6 +111,11 @@ class LocalEngine(EngineClient):
     async def close(self) -> None:
         await asyncio.to_thread(self._loop.close)
 
+    def prefix_keys(self, limit: int) -> list[bytes]:
+        """The prefix cache's keys of the pages that are worth most to a router, at most `limit`, the last used first.
+        Any thread may ask."""
+        return self.service.engine.state.prefix.recent(limit)
+
     def _observe(self, step: StepOutput) -> None:
         self._metrics.observe(step)
         assert self._on_step is not None

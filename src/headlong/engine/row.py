@@ -20,7 +20,7 @@ class Row:
     def __init__(self, request: Request, tokenizer: Tokenizer | None, max_len: int) -> None:
         self.request = request
         self.max_len = max_len
-        self.output: list[int] = []
+        self.output: list[int] = list(request.resumed)
         self.decoding = False
         """Whether its last token is on the device and alone unread."""
         self.number = 0
@@ -38,6 +38,8 @@ class Row:
         self.finish_reason: FinishReason | None = None
         params = request.params
         self._stream = TextStream(tokenizer, params.stop, params.skip_special_tokens)
+        for count, token in enumerate(request.resumed, 1):  # their text was told by whoever emitted them
+            self._stream.push(token, match=count >= params.min_tokens)
         self._reading = PromptReading(params.pooling) if params.reads_prompt else None
 
     @property
@@ -115,7 +117,7 @@ class Row:
                 self.finish_reason, stop_reason = "stop", self._stream.stopped
                 text += self._stream.stopped if params.include_stop else ""
         self.decoding = True
-        is_first = len(self.output) == kept
+        is_first = len(self.output) == len(self.request.resumed) + kept
         reading = self._reading if is_first else None
         return RowOutput(
             request=self.request,

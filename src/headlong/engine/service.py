@@ -4,8 +4,7 @@ What the synchronous front end and the engine's thread share. Turns prompts into
 """
 
 import logging
-import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,18 @@ from headlong.engine.accounting import refusing_oom
 from headlong.engine.assemble import assemble
 from headlong.engine.build import build, survey
 from headlong.engine.client import Drafting, EngineDescription
-from headlong.engine.collect import Collector
+from headlong.engine.collect import Collector, why_not_drafting
 from headlong.engine.engine import Engine
 from headlong.engine.proposers import load_draft_model
+from headlong.engine.requests import RequestMaker
 from headlong.engine.texts import Texts, recommended_params
-from headlong.errors import RequestError
 from headlong.ops.registry import shortfall
 from headlong.params import SamplingParams
 from headlong.progress import ProgressFn, silent
 from headlong.text.codec import TextCodec
 from headlong.text.grammar import GrammarCompiler
 from headlong.text.tokenizer import Tokenizer
-from headlong.types import Constraint, Request
+from headlong.types import Request
 
 log = logging.getLogger(__name__)
 
@@ -79,36 +78,24 @@ class Service:
     def requests(self, prompt: tuple[int, ...], params: SamplingParams, id_prefix: str) -> list[Request]:
         """One request per choice; they share the seed and differ in the choice. Compiling a grammar that was
         not seen lately may take a second; any thread may do it."""
-        seed = secrets.randbits(63) if params.seed is None else params.seed
-        draft_tokens, adaptive = self.engine.resolve_drafts(params)
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)
-        constraint = self._constraint(params)
-        return [
-            Request(
-                id=f"{id_prefix}.{choice}",
-                prompt=prompt,
-                params=params,
-                seed=seed,
-                choice=choice,
-                draft_tokens=draft_tokens,
-                adaptive=adaptive,
-                stop_ids=stop_ids,
-                constraint=constraint,
-            )
-            for choice in range(params.n)
-        ]
+        return self.maker.make(prompt, params, id_prefix)
 
-    def _constraint(self, params: SamplingParams) -> Callable[[], Constraint] | None:
-        if not params.constrained:
-            return None
-        name = "banned_strings" if params.grammar is None else "grammar"
-        if self.grammars is None:
-            raise RequestError(
-                f"{name} needs to know the text of tokens, but {self.folder} has no tokenizer.json; add the file"
-            )
-        if params.grammar is None:
-            return self.grammars.ban(params.banned_strings, skip_special_tokens=params.skip_special_tokens)
-        return self.grammars.compile(params.grammar)
+    @property
+    def maker(self) -> RequestMaker:
+        """What makes this engine's requests."""
+        return RequestMaker(str(self.folder), self.drafting, self.eos_ids, self.grammars)
+
+    @property
+    def drafting(self) -> Drafting:
+        """What drafting amounts to on this engine."""
+        engine = self.engine
+        return Drafting(
+            refusal=self.head_refusal,
+            adaptive=engine.adaptive,
+            wanted=engine.drafts,
+            usual=engine.usual_drafts,
+            deepest=engine.max_drafts,
+        )
 
     def describe(self, plain_tokens_per_second: float | None = None) -> EngineDescription:
         """What does not change as long as the engine lives; the speed is whatever its caller measured."""
@@ -120,13 +107,7 @@ class Service:
             max_rows=engine.state.slots.size,
             device=str(ops.device),
             dtype=str(ops.dtype).removeprefix("torch."),
-            drafting=Drafting(
-                refusal=self.head_refusal,
-                adaptive=engine.adaptive,
-                wanted=engine.drafts,
-                usual=engine.usual_drafts,
-                deepest=engine.max_drafts,
-            ),
+            drafting=self.drafting,
             memory=engine.memory,
             conditions=engine.conditions,
             recommended=self.recommended_sampling(),
@@ -136,11 +117,7 @@ class Service:
         )
 
     def collector(self, request: Request) -> Collector:
-        reason = self.head_refusal
-        if reason is None and not request.draft_tokens:
-            off = "draft_tokens is 0 for this request"
-            reason = off if request.params.draft_tokens == 0 else "the engine runs with draft_tokens 0"
-        return Collector(request, reason)
+        return Collector(request, why_not_drafting(self.head_refusal, request))
 
     def recommended_params(self, **overrides: Any) -> SamplingParams:
         """Sampling as the checkpoint's authors suggest, with changes of your own."""

@@ -4,6 +4,7 @@ Also keeps web pages of other origins away from a server that has no key: a brow
 made to call it. Knows no endpoint but for the dialect errors are told in.
 """
 
+import contextlib
 import logging
 import secrets
 import time
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from headlong import tracing
 from headlong.errors import HeadlongError
 from headlong.server.auth import is_loopback
 from headlong.server.error_counts import ErrorCounts
@@ -50,7 +52,11 @@ class Guard:
             return
         state: dict[str, Any] = scope.setdefault("state", {})
         state["id"] = secrets.token_hex(12)
-        started, status = time.perf_counter(), 0
+        with _traced(scope):
+            await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state, started, status = scope["state"], time.perf_counter(), 0
 
         async def send_marked(message: Message) -> None:
             nonlocal status
@@ -79,6 +85,7 @@ class Guard:
             await self._tell(error, scope, receive, send_marked)
         finally:
             self._count(status, state.get("error"))
+            tracing.annotate({"http.response.status_code": status})
             if not state.get("recorded"):
                 log_request(
                     request_id=state["id"],
@@ -120,6 +127,18 @@ class Guard:
                 "origin: pages of other origins may not call this server; see cors_origins",
                 code="origin",
             )
+
+
+def _traced(scope: Scope) -> contextlib.AbstractContextManager[None]:
+    """A span for what generates or changes something; pages and metrics are asked for without end."""
+    if scope["method"] != "POST":
+        return contextlib.nullcontext()
+    attributes = {
+        tracing.REQUEST_ID: scope["state"]["id"],
+        "http.request.method": "POST",
+        "url.path": scope["path"],
+    }
+    return tracing.span(f"POST {scope['path']}", attributes, kind="server", parent=Headers(scope=scope))
 
 
 def _in_dialect(error: ApiError, scope: Scope) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 
+from headlong import tracing
 from headlong.completion import Completion
 from headlong.server.admission_limit import AdmissionLimit
 from headlong.server.errors import CLIENT_GONE, ApiError
@@ -90,6 +91,7 @@ class Observer:
         self._metrics.ended(record.model, record.finish_reason, record.gaps, result)
         facts = _facts(record, result, done)
         self.history.appendleft(facts)
+        tracing.annotate(_for_trace(record, facts))
         log_request(**self._for_log(record, result, facts))
 
     def _for_log(self, record: Record, result: Result, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,6 +114,20 @@ class Observer:
             fields["prompt"] = record.prompts
             fields["output"] = [choice.content for choice in result.choices]
         return fields
+
+
+def _for_trace(record: Record, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a request for its span, under OpenTelemetry's names where it has one."""
+    return {
+        "gen_ai.request.model": record.model,
+        "gen_ai.usage.input_tokens": record.prompt_tokens,
+        "gen_ai.usage.output_tokens": record.num_tokens,
+        "headlong.finish_reason": record.finish_reason,
+        "headlong.ttft_ms": facts["ttft_ms"],
+        "headlong.drafted": record.drafted,
+        "headlong.accepted": record.accepted,
+        "error.type": None if record.error is None else str(record.status),
+    }
 
 
 def _facts(record: Record, result: Result, done: list[Completion]) -> dict[str, Any]:

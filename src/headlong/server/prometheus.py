@@ -1,6 +1,7 @@
 """`/metrics`: the engines' counters under vLLM's stems, with the prefix `headlong:`, and how full they are.
 
-The histograms of requests are the observer's; they share the registry.
+Where a model has replicas, each of them has its own counters, with a label. The histograms of requests are the
+observer's; they share the registry.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,10 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headlong.engine.client import EngineStats, Totals, Usage
+from headlong.server import replicas
 from headlong.server.pool import ModelPool
 
-Reading = tuple[str, EngineStats]
-"""A model's id and what its engine says at this moment."""
+Reading = tuple[dict[str, str], EngineStats]
+"""An engine's labels, and what it says at this moment."""
 COUNTERS: tuple[tuple[str, str, Callable[[Totals], int]], ...] = (
     ("spec_decode_num_drafts", "Row steps that had drafts.", lambda totals: totals.draft_runs),
     ("spec_decode_num_draft_tokens", "Tokens drafted.", lambda totals: totals.drafted),
@@ -59,17 +61,19 @@ class EngineCollector(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        read = [(model.id, model.client.stats()) for model in self._pool.loaded()]
+        models = self._pool.loaded()
+        read = [reading for model in models for reading in replicas.readings(model)]
         yield from _counters(read)
         yield _per_position(read)
         yield from _gauges(read)
+        yield from replicas.metrics(models)
 
 
 def _counters(read: list[Reading]) -> Iterator[Metric]:
     for name, text, count in COUNTERS:
-        family = CounterMetricFamily(f"headlong:{name}", text, labels=["model_name"])
-        for model, stats in read:
-            family.add_metric([model], count(stats.totals))
+        family = CounterMetricFamily(f"headlong:{name}", text)
+        for labels, stats in read:
+            family.add_sample(f"headlong:{name}_total", labels, count(stats.totals))
         yield family
 
 
@@ -77,17 +81,16 @@ def _per_position(read: list[Reading]) -> Metric:
     family = CounterMetricFamily(
         "headlong:spec_decode_num_accepted_tokens_per_pos",
         "Drafts the target agreed with, by their place in the draft, from 0.",
-        labels=["model_name", "position"],
     )
-    for model, stats in read:
+    for labels, stats in read:
         for place, accepted in enumerate(stats.totals.accepted_per_position):
-            family.add_metric([model, str(place)], accepted)
+            family.add_sample(f"{family.name}_total", labels | {"position": str(place)}, accepted)
     return family
 
 
 def _gauges(read: list[Reading]) -> Iterator[Metric]:
     for name, text, value in GAUGES:
-        family = GaugeMetricFamily(f"headlong:{name}", text, labels=["model_name"])
-        for model, stats in read:
-            family.add_metric([model], value(stats.usage))
+        family = GaugeMetricFamily(f"headlong:{name}", text)
+        for labels, stats in read:
+            family.add_sample(f"headlong:{name}", labels, value(stats.usage))
         yield family

@@ -10,10 +10,11 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 
+from headlong import tracing
 from headlong.checkpoint.generation import in_words
 from headlong.engine.client import EngineLoader
 from headlong.errors import ConfigError
@@ -36,21 +37,29 @@ SPARE_FILES = 256
 """File descriptors for everything but connections."""
 
 
-def serve(settings: Settings, loader: EngineLoader) -> int:
-    """Serves models that the loader makes engines for, until a signal; the exit code."""
+def serve(settings: Settings, loader: EngineLoader, leave: Callable[[], None] = lambda: None) -> int:
+    """Serves models that the loader makes engines for, until a signal; the exit code. `leave` is called when the server
+    begins to end."""
     logs.setup(level=settings.log_level, format=settings.log_format, prompts=settings.log_prompts)
     for sentence in suspicious_variables():
         log.warning(sentence)
+    tracing.start("headlong")
     with bind(settings) as listener:
         exposed = not is_loopback(listener.getsockname()[0])
         auth = Auth(settings.api_keys, settings.admin_keys, exposed)
         _warn_if_open(settings, auth, exposed)
         _allow_connections(settings.max_connections)
-        asyncio.run(_run(settings, loader, auth, listener))
+        asyncio.run(_run(settings, loader, auth, listener, leave))
     return 0
 
 
-async def _run(settings: Settings, loader: EngineLoader, auth: Auth, listener: socket.socket) -> None:
+async def _run(
+    settings: Settings,
+    loader: EngineLoader,
+    auth: Auth,
+    listener: socket.socket,
+    leave: Callable[[], None],
+) -> None:
     asyncio.get_running_loop().set_exception_handler(LoopErrors())
     pool = ModelPool(settings, loader)
     model = await pool.start(default_progress())
@@ -82,6 +91,7 @@ async def _run(settings: Settings, loader: EngineLoader, auth: Auth, listener: s
         log.info("sampling where a request does not say: %s", in_words(model.sampling))
         _announce(announcement(listener, model))
         await _first(stop.get(), serving)
+        leave()
         app.state.server.limit.draining = True
         log.info("draining; a second signal ends it at once")
         await _first(pool.idle(), stop.get(), serving, seconds=settings.drain_timeout)

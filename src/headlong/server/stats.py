@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from headlong.server import replicas
 from headlong.server.context import Server
 from headlong.server.model import Model
 from headlong.server.reply import STREAM_HEADERS, ClientGone, JsonReply, event, unless_gone
@@ -73,6 +74,7 @@ def _of_model(server: Server, model: Model) -> dict[str, Any]:
             "drafted": totals.drafted,
             "accepted": totals.accepted,
         },
+        "replicas": replicas.snapshot(model.client.replicas()),
     }
 
 

@@ -86,6 +86,10 @@ class CheckpointStore:
     def keys(self) -> set[bytes]:
         return {*self._near.items, *self._far.items}
 
+    def recent(self) -> list[bytes]:
+        """All keys, the last used first."""
+        return [*self._far.items, *self._near.items][::-1]
+
     @property
     def num_bytes(self) -> tuple[int, int]:
         """Bytes of checkpoints on the device, and in host memory."""

@@ -17,6 +17,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import islice
 
 import torch
 
@@ -93,6 +94,7 @@ class PrefixCache:
         self.pages = Pages(num_pages, self._evicted)
         self.checkpoints = CheckpointStore(device, *sizes, self._lost)
         self._entries: dict[bytes, Entry] = {}
+        """The pages that are known, by key; the least recently used comes first."""
         self._by_page: dict[int, Entry] = {}
         self._tails: dict[bytes, dict[bytes, Entry]] = {}
         """Tails, by the key of the page before them and by their own."""
@@ -158,6 +160,14 @@ class PrefixCache:
     def use(self, key: bytes) -> Checkpoint:
         return self.checkpoints.use(key)
 
+    def recent(self, limit: int) -> list[bytes]:
+        """The keys of at most `limit` full pages after which a sequence can go on, the last used first. Changes
+        nothing, and any thread may ask: whoever sends prompts to one of several engines looks for their pages here."""
+        keys = self.checkpoints.recent() if self.checkpointed else list(self._entries)[::-1]
+        entries = (self._entries.get(key) for key in keys)
+        full = (entry.key for entry in entries if entry is not None and len(entry.tokens) == self.page_size)
+        return list(islice(full, limit))
+
     def forget(self, page: int) -> None:
         """Forgets a page, which is its holder's alone from now on, or free."""
         self._remove(self._by_page[page])
@@ -212,6 +222,7 @@ class PrefixCache:
         known = self._entries.get(entry.key)
         if known is not None and (known.primed or not entry.primed):
             self.pages.touch(known.page)
+            self._entries[entry.key] = self._entries.pop(entry.key)  # the last used are the last
             return
         if known is not None:
             self._remove(known, with_checkpoint=False)

@@ -3,6 +3,7 @@
 import { LineChart, PositionChart } from "./charts.js";
 import { byId, el } from "./dom.js";
 import { clock, number, percent, plural } from "./format.js";
+import { showReplicas } from "./replicas.js";
 
 const WINDOW_S = 120;
 
@@ -53,6 +54,7 @@ export class LiveView {
     this._positions.draw(snapshot.recent_positions, snapshot.positions);
     showTiles(snapshot);
     showMeters(snapshot);
+    showReplicas(snapshot.replicas ?? []);
     showHistory(snapshot.requests);
   }
 }

@@ -1,0 +1,1 @@
+"""Replicas of one model on Ray Serve behind one server: the only package that knows Ray."""
