@@ -107,7 +107,7 @@ def _state_costs(
 ) -> tuple[int, int]:
     """Bytes of one page and of one slot of a model's `State`."""
     layers, ops = specs.values(), built.ops
-    carry = built.model.config.hidden_size * ops.activation_dtype.itemsize
+    carry = built.model.tap_width * ops.activation_dtype.itemsize
     recurrent = bytes_per_slot(layers, max_drafts, ops.activation_dtype)
     return bytes_per_page(layers, page_size, ops.dtype), recurrent + carry + torch.long.itemsize
 

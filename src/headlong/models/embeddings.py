@@ -41,13 +41,24 @@ class Embeddings:
     def embed(self, tokens_N: Tensor) -> Tensor:
         return self.embedding(tokens_N)
 
-    def logits(self, hidden_ND: Tensor) -> Tensor:
-        return self.lm_head(hidden_ND)
+
+def frequencies(config: ModelConfig) -> list[Tensor]:
+    """The rotary frequencies by the config: those of the one base, or of both."""
+    bases = [(config.rope_theta, config.rope_scaling)]
+    if config.second_rope is not None:
+        bases.append((config.second_rope.theta, config.second_rope.scaling))
+    return [
+        frequencies_of(theta, config.rotary_dim, None if scaling is None else scaling.factors(theta, config.rotary_dim))
+        for theta, scaling in bases
+    ]
 
 
 def _rotary(config: ModelConfig, scope: Scope) -> Rotary:
     """Stored factors win over a scaling in the config: they are what it would compute."""
     theta, rotary_dim = config.rope_theta, config.rotary_dim
+    if config.second_rope is not None:
+        first, second = frequencies(config)
+        return Rotary.beside([first, second], scope.ops.device)
     factors = None
     if scope.has(ROPE_FACTORS):
         factors = scope.vector(ROPE_FACTORS, rotary_dim // 2)

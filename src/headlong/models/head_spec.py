@@ -42,9 +42,11 @@ class HeadSpec:
     @property
     def refusal(self) -> str | None:
         """Why no such head can be computed here; None if it can."""
-        if self.tap != "post_norm":
+        if self.tap == "pre_norm":
             return f"it reads the target's hidden states {_AT[self.tap]}, which is not supported"
-        if self.recycle != "post_norm" or not self.chained:
+        if self.tap == "streams" and self.join != "sum":
+            return "it joins several residual streams side by side with the embedding, which is not supported"
+        if self.recycle != self.tap or not self.chained:
             what = f"its output {_AT[self.recycle]}" if self.chained else "the target's hidden state"
             return f"its further drafts read {what}, which is not supported"
         if self.kv != "own":
