@@ -102,7 +102,7 @@ class Driver:
         verdict = self._verdict(parts, plan)
         self.state.commit(plan, verdict.accepted, verdict.tokens_L)
         self.engine.proposer.observe(plan, batch, context, hidden, verdict)
-        every = self.engine.model.logits(hidden)
+        every, hidden = self.engine.model.logits(hidden), self.engine.model.finish(hidden)
         results, first, sampled = {}, 0, 0
         for part, row in zip(parts, plan.rows, strict=True):
             kept = row.num_certain + _accepted(part)

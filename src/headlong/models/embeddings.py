@@ -12,7 +12,7 @@ from headlong.errors import CheckpointError
 from headlong.layers.weights import Scope
 from headlong.models.config import ModelConfig
 from headlong.ops.linear.linear import Shard
-from headlong.ops.rope.reference import Rotary
+from headlong.ops.rope.reference import Rotary, frequencies_of
 
 ROPE_FACTORS = "rope_freqs.weight"
 """Divisors of the rotary frequencies, which a GGUF file holds where others say in the config how to compute them."""
