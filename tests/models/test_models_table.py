@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-
 from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4Config
 
 from headlong.cli import models_table

@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support import tiny
+from support import tiny, tiny_v4
 from support.steps import Chunk, Decode, Driver, kept, load, poison
 from support.tiny import FULL, LINEAR, random_tokens
 
@@ -36,6 +36,14 @@ MODELS = {
         },
     ),
     "latent": ("deepseek_v3", {"num_hidden_layers": 2}),
+    "compressed": (
+        "deepseek_v4",
+        {
+            "compress_ratios": [4, 128, 0],
+            "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 7},
+            "hc_sinkhorn_iters": 3,
+        },
+    ),
     "moe": ("moe", {"layer_types": [LINEAR, FULL], "num_hidden_layers": 2, "linear_conv_kernel_dim": 3}),
 }
 
@@ -65,6 +73,8 @@ def decode_alone(built, script) -> Truth:
 @pytest.fixture(scope="module", params=MODELS.values(), ids=MODELS)
 def made(request, tmp_path_factory):
     family, changes = request.param
+    if family == "deepseek_v4":
+        return tiny_v4.make(tmp_path_factory.mktemp("tiny"), seed=5, **changes)
     return tiny.make(tmp_path_factory.mktemp("tiny"), family, seed=5, **changes)
 
 

@@ -1,5 +1,5 @@
-"""Random tiny DeepSeek-V4 checkpoints under their names on disk: transformers' target, and a slow head from its published
-definition, which reads every pair again for each draft.
+"""Random tiny DeepSeek-V4 checkpoints under their names on disk: transformers' target, and a slow head from its
+published definition, which reads every pair again for each draft.
 
 Shape letters: N pairs, S streams, D hidden size, H heads, E experts.
 """
@@ -216,7 +216,9 @@ class TinyV4:
 def make(folder: Path, *, seed: int = 0, head: bool | int = True, anew: bool = False, **sizes: Any) -> TinyV4:
     """Builds a random model, writes it and returns both. `anew` writes the target as transformers calls it."""
     torch.manual_seed(seed)
-    described = SIZES | sizes | {"num_hidden_layers": len(sizes.get("compress_ratios", SIZES["compress_ratios"]))}
+    described = (
+        SIZES | sizes | {"num_hidden_layers": len(sizes.get("compress_ratios", SIZES["compress_ratios"]))}
+    )
     config = DeepseekV4Config(**_for_transformers(described))
     config._experts_implementation = "eager"  # the grouped one takes only sizes that fill 16 bytes
     model = DeepseekV4ForCausalLM(config).eval()
@@ -232,7 +234,9 @@ def make(folder: Path, *, seed: int = 0, head: bool | int = True, anew: bool = F
         found[f"mtp.{n}.emb.tok_emb.weight"] = model.model.embed_tokens.weight
         found[f"mtp.{n}.head.weight"] = model.lm_head.weight
     ratios = [*described["compress_ratios"], *[0] * int(head)]
-    written = config.to_dict() if anew else described | {"compress_ratios": ratios, "model_type": "deepseek_v4"}
+    written = (
+        config.to_dict() if anew else described | {"compress_ratios": ratios, "model_type": "deepseek_v4"}
+    )
     write(folder, written, {name: weight.detach().clone().contiguous() for name, weight in found.items()})
     return TinyV4(folder, model, heads)
 

@@ -126,7 +126,9 @@ class Verifier:
                 f"{name} (on disk {info.name}): expected {list(need.shape)}, found {found}"
             )
         elif need.role == "indices" and info.dtype not in INTEGERS:
-            report.misfitting.append(f"{name} (on disk {info.name}): must be whole numbers, found {info.dtype}")
+            report.misfitting.append(
+                f"{name} (on disk {info.name}): must be whole numbers, found {info.dtype}"
+            )
         elif need.role != "indices" and not info.is_float:
             report.misfitting.append(f"{name} (on disk {info.name}): must be floats, found {info.dtype}")
 

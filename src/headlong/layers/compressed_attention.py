@@ -66,7 +66,12 @@ class _Compressor:
     """A linear gives each token's values and gates; the core makes entries of them."""
 
     def __init__(
-        self, config: CompressedAttentionConfig, compression: Compression, dim: int, rope: PairRope, scope: Scope
+        self,
+        config: CompressedAttentionConfig,
+        compression: Compression,
+        dim: int,
+        rope: PairRope,
+        scope: Scope,
     ) -> None:
         c, width = compression, compression.num_series * dim
         parts = (("kv_proj", width), ("gate_proj", width))
@@ -99,9 +104,7 @@ class _Indexer:
         self.compress = _Compressor(config, compression, own.head_dim, rope, scope)
         size = own.num_heads * own.head_dim
         self.queries = scope.linear("q_b_proj", size, config.query_rank, shard=Shard.NONE)
-        self.gates = scope.linear(
-            "scorer.weights_proj", own.num_heads, config.hidden_size, shard=Shard.NONE
-        )
+        self.gates = scope.linear("scorer.weights_proj", own.num_heads, config.hidden_size, shard=Shard.NONE)
         self.choose = scope.ops.indexer(
             IndexerSizes(own.num_heads, own.head_dim, compression.ratio, own.top_k, rope)
         )

@@ -1,6 +1,5 @@
 """A decoder layer between several residual streams: hyper-connections lead into its halves and back."""
 
-
 from torch import Tensor
 
 from headlong.layers.compressed_attention import CompressedAttention

@@ -51,8 +51,8 @@ class ModelConfig:
     """How many positions a token attends to in sliding layers, its own the last of them; None without such layers."""
     second_rope: SecondRope | None = None
     compressed: CompressedAttentionConfig | None = None
-    """The attention of models that keep a window and compressed entries; of `attention` only heads and their rotary part
-    then count."""
+    """The attention of models that keep a window and compressed entries; of `attention` only heads and their rotary
+    part then count."""
     compressions: tuple[Compression | None, ...] = ()
     """How each layer of such a model makes entries; None for one that has none."""
     streams: StreamSizes | None = None

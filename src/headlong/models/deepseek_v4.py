@@ -136,7 +136,10 @@ def _compressions(f: Fields, count: int, inv_freq: list[float]) -> tuple[Compres
     if not isinstance(rates, Mapping):
         raise ConfigError(f"{f.where}: compress_rates must be an object, not {rates!r}")
     rate = Fields(rates, f"{f.where}: compress_rates")
-    kinds = {SPARSE: _Kind(rate.int(SPARSE, 4, high=4096), 2), HEAVY: _Kind(rate.int(HEAVY, 128, high=4096), 1)}
+    kinds = {
+        SPARSE: _Kind(rate.int(SPARSE, 4, high=4096), 2),
+        HEAVY: _Kind(rate.int(HEAVY, 128, high=4096), 1),
+    }
     indexer = IndexerConfig(
         f.int("index_n_heads", 64), f.int("index_head_dim", 128), f.int("index_topk", 512)
     )
@@ -160,7 +163,11 @@ def _layer_types(f: Fields, count: int) -> list[str]:
     ratios = f.data.get("compress_ratios")
     if types is None and isinstance(ratios, list):
         types = [RATIOS.get(ratio) if type(ratio) is int else None for ratio in ratios]
-    if not isinstance(types, list) or len(types) < count or not set(RATIOS.values()).issuperset(map(str, types)):
+    if (
+        not isinstance(types, list)
+        or len(types) < count
+        or not set(RATIOS.values()).issuperset(map(str, types))
+    ):
         known = ", ".join(map(str, RATIOS)) if name == "compress_ratios" else ", ".join(RATIOS.values())
         raise ConfigError(
             f"{f.where}: {name} must list {count} entries out of {known}, not {f.data.get(name)!r}"
@@ -182,9 +189,7 @@ def _experts(f: Fields) -> MoeConfig:
         raise ConfigError(f"{f.where}: topk_method {method!r} is not supported, only 'noaux_tc'")
     count, active = f.int("n_routed_experts", high=MAX_EXPERTS), f.int("num_experts_per_tok")
     if active > count:
-        raise ConfigError(
-            f"{f.where}: num_experts_per_tok ({active}) is above n_routed_experts ({count})"
-        )
+        raise ConfigError(f"{f.where}: num_experts_per_tok ({active}) is above n_routed_experts ({count})")
     inner = f.int("moe_intermediate_size")
     scale = f.float("routed_scaling_factor", 1.5, low=0.0, high=1e6)
     return MoeConfig(
@@ -216,7 +221,11 @@ def _hashed_layers(f: Fields, count: int) -> frozenset[int]:
     types = f.data.get("mlp_layer_types")
     if types is None:
         return frozenset(range(min(count, f.int("num_hash_layers", 3, low=0))))
-    if not isinstance(types, list) or len(types) < count or not {"hash_moe", "moe"}.issuperset(map(str, types)):
+    if (
+        not isinstance(types, list)
+        or len(types) < count
+        or not {"hash_moe", "moe"}.issuperset(map(str, types))
+    ):
         raise ConfigError(
             f"{f.where}: mlp_layer_types must list {count} times 'hash_moe' or 'moe', not {types!r}"
         )
@@ -256,7 +265,11 @@ _BLOCK = (
         "ffn.gate": "mlp.gate",
         "ffn.gate.bias": "mlp.gate.e_score_correction_bias",
     }
-    | {f"hc_{part}_{what}": f"{part}_hc.{what}" for part in ("attn", "ffn") for what in ("fn", "base", "scale")}
+    | {
+        f"hc_{part}_{what}": f"{part}_hc.{what}"
+        for part in ("attn", "ffn")
+        for what in ("fn", "base", "scale")
+    }
     | {f"attn.compressor.{disk}": f"self_attn.compressor.{name}" for disk, name in _COMPRESSOR.items()}
     | {
         f"attn.indexer.compressor.{disk}": f"self_attn.compressor.indexer.{name}"

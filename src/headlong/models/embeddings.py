@@ -48,7 +48,9 @@ def frequencies(config: ModelConfig) -> list[Tensor]:
     if config.second_rope is not None:
         bases.append((config.second_rope.theta, config.second_rope.scaling))
     return [
-        frequencies_of(theta, config.rotary_dim, None if scaling is None else scaling.factors(theta, config.rotary_dim))
+        frequencies_of(
+            theta, config.rotary_dim, None if scaling is None else scaling.factors(theta, config.rotary_dim)
+        )
         for theta, scaling in bases
     ]
 

@@ -32,7 +32,7 @@ class Stack(Protocol):
         ...
 
     def run(self, x: Tensor, context: Context, states: States) -> Tensor:
-        """From there through all layers. [N, width]"""
+        """Takes the residual through all layers. [N, width]"""
         ...
 
     def finish(self, tapped_NX: Tensor) -> Tensor:

@@ -109,7 +109,7 @@ class CompressedAttention(Protocol):
     ) -> Tensor:
         """Returns [N, heads · head_dim], the rotary part of each head turned back, and writes the tokens' keys.
 
-        `queries` are [N, heads · head_dim], `given` is what becomes keys [N, head_dim]. `window` are the keys of earlier
+        `queries` are [N, heads · head_dim], `given` is what becomes keys [N, head_dim]. `window` are keys of earlier
         tokens: rings [slots, ring, head_dim] with position p at p % ring, or pages [pages, page_size, padded].
         `entries` are [pages, entries a page, head_dim]; the compressor has written those of this step. Without
         `chosen_NK` all that have ended by a token's position are attended to, else those listed, ascending, −1 after

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from headlong.ops.places import Places
 
+
 class PreparedStep:
     """Which rows a step feeds and where their pages and slots are, in the form that one backend's ops read.
 

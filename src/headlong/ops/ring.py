@@ -11,9 +11,7 @@ from torch import Tensor
 from headlong.ops.places import Places
 
 
-def latest(
-    given: Tensor, ring: Tensor, places: Places, tokens_M: Tensor, span: int
-) -> tuple[Tensor, Tensor]:
+def latest(given: Tensor, ring: Tensor, places: Places, tokens_M: Tensor, span: int) -> tuple[Tensor, Tensor]:
     """Returns of each of these tokens the `span` latest ones, itself last: [M, span, width], and whether there are such
     tokens; where not, there are zeros. `given` are the tokens of this step [N, width]; earlier ones are in the ring."""
     back_J = torch.arange(1 - span, 1, device=given.device)

@@ -1,9 +1,9 @@
 """What a row's latest tokens leave behind, one vector each, in a ring. Rolled back by moving the length.
 
-Kernels may assume: the tensor is contiguous, [slots, places, width]; position p of a row lies at place p % places of its
-slot; slot 0 is written for padding and read by nobody; what lies past a row's length is arbitrary, even NaN. There are
-so many places that the drafts of a step overwrite nothing that is read after they are taken back, and what is kept of
-a row that ended inside its last drafts is whole.
+Kernels may assume: the tensor is contiguous, [slots, places, width]; position p of a row lies at place p % places of
+its slot; slot 0 is written for padding and read by nobody; what lies past a row's length is arbitrary, even NaN. There
+are so many places that the drafts of a step overwrite nothing that is read after they are taken back, and what is kept
+of a row that ended inside its last drafts is whole.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
 """What a layer asks the state to keep for it, and how much of everything there will be.
 
 A spec is the description of one kind of layer state before there are tensors: it counts bytes, says how it is rolled
-back, and allocates. The kinds are beside their specs: `paged_kv.py`, `latent_kv.py`, `recurrent.py`, `conv_window.py` and,
-composed of the last two, `delta_net.py`; `ring.py`, `entries.py` and, composed of these, `compressed_kv.py`. A new kind is a new pair of such classes; nothing else in the engine asks what kind a spec
-or a layer state is.
+back, and allocates. The kinds are beside their specs: `paged_kv.py`, `latent_kv.py`, `recurrent.py`, `conv_window.py`
+and, composed of the last two, `delta_net.py`; `ring.py`, `entries.py` and, composed of these, `compressed_kv.py`. A new
+kind is a new pair of such classes; nothing else in the engine asks what kind a spec or a layer state is.
 """
 
 from abc import ABC, abstractmethod
