@@ -16,6 +16,7 @@ from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.config import EngineConfig
 from headlong.engine.assemble import assemble
 from headlong.engine.build import Built, build, survey
+from headlong.models.config import ModelConfig
 from headlong.state.compressed_kv import CompressedKv, CompressedKvSpec
 from headlong.state.delta_net import DeltaNetState
 from headlong.state.latent_kv import LatentKv
@@ -219,10 +220,7 @@ def kept(driver: Driver, row: str) -> dict[str, Tensor]:
                 whole = cache[pages].transpose(1, 2).flatten(0, 1)  # [positions, heads, head dim]
                 found[f"{name} {kind}"] = whole[: held.length, :, :head_dim]
         elif isinstance(layer, LatentKv):
-            config = driver.engine.model.config
-            latent, compressed = config.latent, config.compressed
-            width = latent.rank + latent.rope_dim if latent is not None else compressed.head_dim
-            first = 0 if latent is not None else max(0, held.length - compressed.window + 1)
+            first, width = _latents(driver.engine.model.config, held.length)
             found[f"{name} latents"] = layer.latents[pages].flatten(0, 1)[first : held.length, :width]
         elif isinstance(layer, CompressedKv):
             spec = driver.engine.model.state_specs[name]
@@ -235,6 +233,14 @@ def kept(driver: Driver, row: str) -> dict[str, Tensor]:
             if not held.num_replay:
                 found[f"{name} memory"] = layer.delta.committed_SHDE[slot]
     return {name: tensor.clone() for name, tensor in found.items()}
+
+
+def _latents(config: ModelConfig, length: int) -> tuple[int, int]:
+    """The first position of those that will be read, and how wide a vector is."""
+    if config.compressed is not None:
+        return max(0, length - config.compressed.window + 1), config.compressed.head_dim
+    assert config.latent is not None
+    return 0, config.latent.rank + config.latent.rope_dim
 
 
 def _compressed(
@@ -260,7 +266,9 @@ def poison(driver: Driver) -> None:
         if isinstance(layer, DeltaNetState):
             tensors = [layer.windows, *vars(layer.delta).values()]
         elif isinstance(layer, CompressedKv):
-            numbers = range(len(driver.engine.model.state_specs[name].compressors))
+            spec = driver.engine.model.state_specs[name]
+            assert isinstance(spec, CompressedKvSpec)
+            numbers = range(len(spec.compressors))
             tensors = [layer.window, *(tensor for n in numbers for tensor in layer.compressor(n))]
         else:
             tensors = vars(layer).values()

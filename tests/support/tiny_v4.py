@@ -156,9 +156,9 @@ class SlowHead:
         weights = scores.gather(1, chosen)
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20) * c["routed_scaling_factor"]
         out = self._expert(x_ND, "shared_experts")
-        for n, (experts, shares) in enumerate(zip(chosen.tolist(), weights, strict=True)):
-            for expert, share in zip(experts, shares, strict=True):
-                out[n] += share * self._expert(x_ND[n], f"experts.{expert}")
+        for n in range(len(x_ND)):
+            for expert, share in zip(chosen[n], weights[n], strict=True):
+                out[n] += share * self._expert(x_ND[n], f"experts.{int(expert)}")
         return out
 
     def _expert(self, x: Tensor, name: str) -> Tensor:

@@ -162,7 +162,7 @@ def _layer_types(f: Fields, count: int) -> list[str]:
     name = "compress_ratios" if types is None else "layer_types"
     ratios = f.data.get("compress_ratios")
     if types is None and isinstance(ratios, list):
-        types = [RATIOS.get(ratio) if type(ratio) is int else None for ratio in ratios]
+        types = [RATIOS.get(ratio, "") if type(ratio) is int else "" for ratio in ratios]
     if (
         not isinstance(types, list)
         or len(types) < count
