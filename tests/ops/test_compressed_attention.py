@@ -124,18 +124,9 @@ def test_of_equal_scores_the_earlier_entry_is_chosen():
 
 
 def attention(ratio=RATIO, on_pages=False):
+    norm, sinks_H = RmsNorm(1.0 + random(DIM, seed=9), 1e-6), random(HEADS, seed=8)
     return ReferenceCompressedAttention(
-        CompressedAttentionWeights(
-            HEADS,
-            DIM,
-            WINDOW,
-            ratio,
-            1e-6,
-            RmsNorm(1.0 + random(DIM, seed=9), 1e-6),
-            random(HEADS, seed=8),
-            ROPE,
-            on_pages,
-        )  # fmt: skip
+        CompressedAttentionWeights(HEADS, DIM, WINDOW, ratio, 1e-6, norm, sinks_H, ROPE, on_pages)
     )
 
 
