@@ -7,7 +7,7 @@ import pytest
 
 from headlong.checkpoint.names import canonical
 from headlong.checkpoint.quant_config import Claim, QuantConfig
-from headlong.models.deepseek_v4_names import NAMING
+from headlong.models.deepseek_v4 import NAMING
 from support.artifacts import CONFIGS
 
 LAYER = "model.language_model.layers.{}."

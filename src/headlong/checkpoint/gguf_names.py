@@ -7,7 +7,7 @@ with the number of main layers. Experts lie in one 3-D tensor per projection, wh
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -74,7 +74,6 @@ def _inverted(table: Mapping[str, str]) -> dict[str, str]:
     return {name: disk for disk, name in table.items()}
 
 
-_DISK_OUTSIDE = _inverted(_OUTSIDE)
 _DISK_OF_HEAD = _inverted(_OF_HEAD)
 
 
@@ -89,6 +88,16 @@ class GgufNames:
     transform: Callable[[str], Transform] = as_stored
     joins_in_layers: bool = False
     """Whether each of the head's layers has `nextn` tensors of its own; else the first block has them for all."""
+    outside: Mapping[str, str] = field(default_factory=dict)
+    """Tensors in no block that this architecture alone has."""
+
+    @cached_property
+    def _whole(self) -> dict[str, str]:
+        return _OUTSIDE | dict(self.outside)
+
+    @cached_property
+    def _disk_whole(self) -> dict[str, str]:
+        return _inverted(self._whole)
 
     @cached_property
     def _disk_layer(self) -> dict[str, str]:
@@ -98,7 +107,7 @@ class GgufNames:
         """The canonical name of a tensor on disk; None if the architecture has no such tensor."""
         match = _BLOCK.fullmatch(name)
         if match is None:
-            return _OUTSIDE.get(name)
+            return self._whole.get(name)
         block, rest = int(match[1]), match[2]
         head_layer = block - num_layers
         if rest in _OF_HEAD:
@@ -123,7 +132,7 @@ class GgufNames:
         if canonical_name.startswith("mtp."):
             rest = _DISK_OF_HEAD.get(canonical_name.removeprefix("mtp."))
             return None if rest is None or self.joins_in_layers else f"blk.{num_layers}.{rest}"
-        return _DISK_OUTSIDE.get(canonical_name)
+        return self._disk_whole.get(canonical_name)
 
 
 def in_head(name: str, num_layers: int) -> bool:

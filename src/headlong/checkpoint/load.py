@@ -41,6 +41,10 @@ class Need:
     role: Role
     shape: Shape
 
+    @property
+    def is_matrix(self) -> bool:
+        return self.role in ("matrix", "experts")
+
 
 class WeightSource(Protocol):
     """What a model may ask while it is built."""

@@ -4,6 +4,7 @@ All heads have in common: a layer is given the pair of a hidden state and the em
 it, both normed, and what it says goes through a norm to an lm_head.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,6 +55,22 @@ class HeadSpec:
         if missing := {"embedding", "lm_head"} - set(self.shares):
             return f"it has {' and '.join(sorted(missing))} of its own, which is not supported"
         return None
+
+
+_DSPARK = ("main_proj", "markov_head", "confidence_head")
+"""The modules that blocks of DSpark have, in the layers of a head or in none."""
+
+
+def other_drafter(names: Iterable[str]) -> str | None:
+    """What the head's tensors are where they are no MTP head's, by their canonical names; None if they may be one's."""
+    parts = {part for name in names for part in name.split(".")[1:]}
+    found = [module for module in _DSPARK if module in parts]
+    if len(found) < 2 or parts & {"fc", "fc_embedding", "fc_hidden"}:
+        return None
+    return (
+        f"the blocks named mtp.* are DSpark's ({' and '.join(found)} are there and no join of embedding and hidden "
+        "state), a drafter of another kind than an MTP head, which is not supported"
+    )
 
 
 _AT = {
