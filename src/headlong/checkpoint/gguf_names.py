@@ -90,6 +90,10 @@ class GgufNames:
     """Whether each of the head's layers has `nextn` tensors of its own; else the first block has them for all."""
     outside: Mapping[str, str] = field(default_factory=dict)
     """Tensors in no block that this architecture alone has."""
+    of_head: Mapping[str, str] = field(default_factory=dict)
+    """Those of them that in a head's own file are the head's, with what stands after `mtp.layers.N.`"""
+    joined: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Matrices of a head's layer that GGUF has side by side in one, which is named first."""
 
     @cached_property
     def _whole(self) -> dict[str, str]:
@@ -110,6 +114,8 @@ class GgufNames:
             return self._whole.get(name)
         block, rest = int(match[1]), match[2]
         head_layer = block - num_layers
+        if rest in self.of_head and head_layer >= 0:
+            return f"mtp.layers.{head_layer}.{self.of_head[rest]}"
         if rest in _OF_HEAD:
             if self.joins_in_layers:
                 return f"mtp.layers.{head_layer}.{_OF_HEAD[rest]}" if head_layer >= 0 else None
@@ -125,7 +131,7 @@ class GgufNames:
         if match is not None:
             rest = self._disk_layer.get(match[3])
             if rest is None and match[1] and self.joins_in_layers:
-                rest = _DISK_OF_HEAD.get(match[3])
+                rest = (_DISK_OF_HEAD | _inverted(self.of_head)).get(match[3])
             block = int(match[2]) + (num_layers if match[1] else 0)
             inside = match[1] or block < num_layers
             return f"blk.{block}.{rest}" if rest is not None and inside else None

@@ -58,7 +58,9 @@ class GgufSpec:
     truncates_yarn: bool = True
     """Whether YaRN's range of frequencies is widened to whole numbers in models of such files."""
     runs_head: bool = False
-    """Whether llama.cpp knows this architecture's MTP head."""
+    """Whether llama.cpp knows this architecture's MTP head, and reads it from the model's own file."""
+    head_apart: bool = False
+    """Whether it reads the head from a file of its own, `mtp-` before the model's name."""
 
     @property
     def arch(self) -> str:
@@ -96,7 +98,7 @@ def config_from_gguf(
     config |= spec.fields(keys, tensors, num_layers)
     if in_head := keys.int("nextn_predict_layers", 0, low=0):
         config |= head.config_fields(in_head)
-    return config | token_ids(metadata)
+    return {name: value for name, value in config.items() if value is not None} | token_ids(metadata)
 
 
 def gguf_metadata(
