@@ -7,7 +7,7 @@ the names on disk; of Headlong nothing.
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,25 @@ EXPERTS = r"ffn\.experts\.\d+\.w[123]"
 Packs = tuple[tuple[str, str], ...]
 
 
+MIXED = {
+    "quant_method": "compressed-tensors",
+    "format": "mixed-precision",
+    "config_groups": {
+        "group_0": {
+            "format": "nvfp4-pack-quantized",
+            "targets": [r"re:.*ffn\.experts\..*"],
+            "weights": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+        },
+        "group_1": {
+            "format": "float-quantized",
+            "targets": [r"re:.*attn\.(wq_a|wq_b|wkv|wo_a|wo_b)$", r"re:.*shared_experts.*"],
+            "weights": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]},
+        },
+    },
+}
+"""What llmcompressor says of a model that it made of NVFP4 experts and FP8 projections."""
+
+
 def packs(experts: str, projections: str = "fp8_powers", head: str | None = None) -> Packs:
     """Which modules are packed how: those of the main layers, and the head's as `head` says: `same`, or None for
     floats."""
@@ -92,7 +111,9 @@ class Files:
 
     config: dict[str, Any]
     stored: dict[str, Tensor]
-    meant: dict[str, Tensor] = field(repr=False)
+    meant: dict[str, Tensor]
+    how: Packs
+    """Which modules are packed how."""
 
     def write(self, folder: Path, **config: Any) -> Path:
         _write(folder, self.config | config, self.stored)
@@ -106,8 +127,15 @@ class Files:
 
 
 def make(
-    how: Packs, *, head: bool = True, ignore: list[str] | None = None, seed: int = 0, **sizes: Any
+    how: Packs,
+    *,
+    head: bool = True,
+    section: dict[str, Any] = FP8,
+    ignore: list[str] | None = None,
+    seed: int = 0,
+    **sizes: Any,
 ) -> Files:
+    """`section` is the quantisation config, with `ignore` in it where there is one."""
     config = CONFIG | sizes
     floats = tensors(config, seed, head=head)
     stored: dict[str, Tensor] = {}
@@ -125,8 +153,8 @@ def make(
         if kind == "nvfp4_modelopt":
             stored[f"{module}.input_scale"] = torch.tensor(0.5)
         meant[name] = packing.unpacked(kind, parts, tuple(weight.shape))
-    section = FP8 | ({} if ignore is None else {"ignore": ignore})
-    return Files(config | {"quantization_config": section}, stored, meant)
+    section = section | ({} if ignore is None else {"ignore": ignore})
+    return Files(config | {"quantization_config": section}, stored, meant, how)
 
 
 def _write(folder: Path, config: dict[str, Any], stored: dict[str, Tensor]) -> None:

@@ -68,8 +68,8 @@ def other_drafter(names: Iterable[str]) -> str | None:
     if len(found) < 2 or parts & {"fc", "fc_embedding", "fc_hidden"}:
         return None
     return (
-        f"the blocks named mtp.* are DSpark's ({' and '.join(found)} are there and no join of embedding and hidden "
-        "state), a drafter of another kind than an MTP head, which is not supported"
+        f"the blocks named mtp.* are DSpark's: there are {', '.join(found)} and no join of embedding and hidden state; "
+        "such a drafter is no MTP head and not supported"
     )
 
 
