@@ -143,10 +143,14 @@ def _keys(config: ModelConfig, text: Mapping[str, Any], head_layers: int) -> dic
     assert c is not None and moe is not None and streams is not None and second is not None
     ratios = [0 if each is None else each.ratio for each in config.compressions] + [0] * head_layers
     if not {0, 4, 128}.issuperset(ratios):
-        raise CheckpointError("config.json: compress_rates: GGUF knows layers of 4 and of 128 tokens to an entry")
+        raise CheckpointError(
+            "config.json: compress_rates: GGUF knows layers of 4 and of 128 tokens to an entry"
+        )
     hashed = len(config.hashed_layers)
     if config.hashed_layers != frozenset(range(hashed)):
-        raise CheckpointError("config.json: mlp_layer_types: GGUF can say that the first layers are looked up, no others")
+        raise CheckpointError(
+            "config.json: mlp_layer_types: GGUF can say that the first layers have tables, no others"
+        )
     indexer = next((each.indexer for each in config.compressions if each is not None and each.indexer), None)
     limit = moe.activation.limit
     limits = [limit if limit < 1e30 else 0.0] * len(ratios)
@@ -161,8 +165,12 @@ def _keys(config: ModelConfig, text: Mapping[str, Any], head_layers: int) -> dic
             "attention.output_lora_rank": c.group_rank,
             "attention.compress_ratios": ratios,
             "attention.compress_rope_freq_base": second.theta,
-            "attention.indexer.head_count": text.get("index_n_heads", 64) if indexer is None else indexer.num_heads,
-            "attention.indexer.key_length": text.get("index_head_dim", 128) if indexer is None else indexer.head_dim,
+            "attention.indexer.head_count": text.get("index_n_heads", 64)
+            if indexer is None
+            else indexer.num_heads,
+            "attention.indexer.key_length": text.get("index_head_dim", 128)
+            if indexer is None
+            else indexer.head_dim,
             "attention.indexer.top_k": text.get("index_topk", 512) if indexer is None else indexer.top_k,
             "hyper_connection.count": streams.num_streams,
             "hyper_connection.sinkhorn_iterations": streams.iterations,
@@ -170,7 +178,9 @@ def _keys(config: ModelConfig, text: Mapping[str, Any], head_layers: int) -> dic
             "embedding_length_out": streams.num_streams * config.hidden_size,
             "hash_layer_count": hashed,
             "expert_shared_count": moe.shared_intermediate_size // moe.intermediate_size,
-            "expert_gating_func": next(number for number, name in SCORES.items() if name == moe.routing.scores),
+            "expert_gating_func": next(
+                number for number, name in SCORES.items() if name == moe.routing.scores
+            ),
             "expert_weights_norm": moe.routing.normalise,
             "expert_weights_scale": moe.routing.scale,
             **dict.fromkeys(LIMITS, limits),
@@ -195,6 +205,4 @@ def _yarn_keys(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-SPEC = GgufSpec(
-    NAMES, "deepseek_v4", "DeepseekV4ForCausalLM", fields=_fields, keys=_keys, head_apart=True
-)
+SPEC = GgufSpec(NAMES, "deepseek_v4", "DeepseekV4ForCausalLM", fields=_fields, keys=_keys, head_apart=True)
