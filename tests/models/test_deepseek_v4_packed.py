@@ -147,6 +147,27 @@ def test_the_config_is_corrected_where_it_says_otherwise(made):
     assert not any(name.startswith("layers.") for found in told.values() for name in found)
 
 
+LIES = {
+    "deepseek-ai--DeepSeek-V4-Flash": ("mlp.experts", "compressor", "mlp.gate"),
+    "sgl-project--DeepSeek-V4-Flash-FP8": ("compressor", "mlp.gate"),
+    "nvidia--DeepSeek-V4-Flash-NVFP4": ("self_attn.", "mlp.shared_expert", "mlp.gate", "mtp."),
+}
+"""Parts of the names of modules of which a published config says otherwise, or nothing."""
+
+
+@pytest.mark.parametrize("name", files.RELEASES)
+def test_published_configs(tmp_path, name):
+    """With their own config the tensors are read as they are, and it is corrected where it says otherwise."""
+    each = files.write_release(tmp_path, name)
+    blueprint = blueprint_of(tmp_path, mtp="on")
+    assert {name: format.label for name, format in blueprint.formats.items()} == wanted_labels(each)
+    assert all(any(part in module for part in LIES[name]) for module in blueprint.detector.disagreements)
+    for part in LIES[name]:
+        assert any(part in module for module in blueprint.detector.disagreements), part
+    if name.startswith("nvidia"):
+        assert tokens(tmp_path, drafts=2) == tokens(tmp_path)
+
+
 @pytest.mark.parametrize("repack", ["none", "fp8", "int8", "int4"])
 def test_draft_quantization_overrides(made, repack):
     """What it is turned into on load, whether it is stored packed or not; tokens are the target's."""

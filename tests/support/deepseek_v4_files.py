@@ -126,6 +126,29 @@ class Files:
         return folder
 
 
+RELEASES: dict[str, Packs] = {
+    "deepseek-ai--DeepSeek-V4-Flash": packs("mxfp4_deepseek", head="same"),
+    "sgl-project--DeepSeek-V4-Flash-FP8": packs("fp8_powers", head="same"),
+    "nvidia--DeepSeek-V4-Flash-NVFP4": (
+        *packs("nvfp4_modelopt"),
+        *(pack for pack in packs("mxfp4_deepseek", head="same") if pack[0].startswith("mtp")),
+    ),
+}
+"""Which modules published checkpoints pack how, by the beginning of their config's name in tests/data/configs."""
+
+
+def write_release(folder: Path, name: str) -> Files:
+    """Writes a checkpoint with the config of a published one, which has small sizes and the entries of four layers."""
+    configs = Path(__file__).parents[1] / "data" / "configs"
+    config = json.loads((configs / f"{name}_config.json").read_text())
+    made = make(RELEASES[name], section=config["quantization_config"], **config)
+    made.write(folder, **config)
+    beside = configs / f"{name}_hf_quant_config.json"
+    if beside.exists():
+        (folder / "hf_quant_config.json").write_text(beside.read_text())
+    return made
+
+
 def make(
     how: Packs,
     *,

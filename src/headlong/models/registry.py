@@ -37,6 +37,7 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": deepseek_v3.FAMILY,
     "kimi_k2": deepseek_v3.KIMI,
     "deepseek_v4": deepseek_v4.FAMILY,
+    "deepseek_ref": deepseek_v4.FAMILY,
     "glm4_moe_lite": deepseek_v3.FLASH,
     "gpt_oss": gpt_oss.FAMILY,
     "qwen3_5": qwen3_5.DENSE,
