@@ -53,6 +53,9 @@ HEAD = {
     "nextn.shared_head_head": "lm_head",
 }
 
+COLLAPSE = "output_hc_"
+"""How the names begin of what makes one hidden state of several residual streams. In a head's own file it is the
+head's."""
 _BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.(.+)")
 _CANONICAL_LAYER = re.compile(r"(mtp\.)?layers\.(0|[1-9][0-9]{0,4})\.(.+)")
 
@@ -145,6 +148,18 @@ def in_head(name: str, num_layers: int) -> bool:
     """Whether a tensor on disk lies in a block after the main layers."""
     match = _BLOCK.fullmatch(name)
     return match is not None and int(match[1]) >= num_layers
+
+
+def name_in_head(name: str, num_layers: int) -> str:
+    """What a tensor of a head's own file is called among those of its model: one that stands in no block there, and is
+    the head's all the same, stands in the head's first block."""
+    return f"blk.{num_layers}.{name}" if name.startswith(COLLAPSE) else name
+
+
+def name_in_file(name: str, num_layers: int) -> str:
+    """The inverse of `name_in_head`."""
+    own = name.removeprefix(f"blk.{num_layers}.")
+    return own if own.startswith(COLLAPSE) else name
 
 
 def num_main_layers(metadata: Mapping[str, Any]) -> int:

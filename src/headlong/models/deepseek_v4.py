@@ -17,6 +17,7 @@ from headlong.layers.compressed_attention import (
 from headlong.layers.mlp import MoeConfig, MoeMlp
 from headlong.layers.streams import StreamLayer
 from headlong.layers.weights import Scope
+from headlong.models import deepseek_v4_gguf
 from headlong.models.config import FULL, MAX_LAYERS, ModelConfig, SecondRope
 from headlong.models.config_fields import attention, decoder, without_nulls
 from headlong.models.embeddings import frequencies
@@ -313,4 +314,5 @@ FAMILY = Family(
     layer=decoder_layer,
     naming=NAMING,
     mtp=HEAD,
+    gguf=deepseek_v4_gguf.SPEC,
 )

@@ -43,7 +43,9 @@ class Join:
         self.spec = spec
         self.embedding_norm = scope.norm("pre_fc_norm_embedding", size, eps, centred=centred, inside=True)
         self.hidden_norm = scope.norm("pre_fc_norm_hidden", size, eps, centred=centred, inside=True)
-        if spec.join == "concat":
+        # GGUF has the two matrices of a sum side by side.
+        self.is_one = spec.join == "concat" or scope.has("fc.weight")
+        if self.is_one:
             self.parts = [scope.linear("fc", size, 2 * size, shard=Shard.NONE)]
         else:
             names = ("fc_embedding", "fc_hidden")
@@ -54,7 +56,7 @@ class Join:
         if self.spec.tap == "streams":
             return self._each_stream(embedding_ND, hidden_ND)
         pair = [self.embedding_norm(embedding_ND), self.hidden_norm(hidden_ND)]
-        if self.spec.join == "sum":
+        if not self.is_one:
             embedding_part, hidden_part = (
                 part(normed) for part, normed in zip(self.parts, pair, strict=True)
             )
@@ -64,16 +66,22 @@ class Join:
         return self.parts[0](torch.cat(pair, dim=-1)).to(hidden_ND.dtype)
 
     def _each_stream(self, embedding_ND: Tensor, hidden_NX: Tensor) -> Tensor:
+        token_ND = self.embedding_norm(embedding_ND)
+        streams = self.hidden_norm(hidden_NX.reshape(-1, embedding_ND.shape[1]))
+        if self.is_one:
+            (fc,) = self.parts
+            count = len(streams) // len(embedding_ND)
+            pairs = torch.cat([whole(token_ND).repeat_interleave(count, 0), whole(streams)], dim=-1)
+            return fc(pairs).view(len(embedding_ND), count, -1).to(hidden_NX.dtype)
         embedding_part, hidden_part = self.parts
-        token_ND = embedding_part(self.embedding_norm(embedding_ND))
-        streams = whole(hidden_part(self.hidden_norm(hidden_NX.reshape(-1, embedding_ND.shape[1]))))
+        token_ND, streams = embedding_part(token_ND), whole(hidden_part(streams))
         joined = streams.view(len(embedding_ND), -1, token_ND.shape[1]) + token_ND[:, None]
         return joined.to(hidden_NX.dtype)
 
     def instructions(self) -> list[Instruction]:
         """The join as instructions: the embedding comes in the stream, the hidden state is given, and the stream gets
         both joined."""
-        if self.spec.join == "sum":
+        if not self.is_one:
             embedding_part, hidden_part = self.parts
             return [
                 program.Norm(self.embedding_norm, STREAM, FIRST),
