@@ -72,6 +72,30 @@ def test_expectations_record_and_allocate_nothing():
         source.vector("a", 3)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8])
+def test_whole_numbers(tmp_path, dtype):
+    table = torch.tensor([[3, 0], [1, 7]], dtype=dtype)
+    checkpoint, names = open_with(tmp_path, {"model.table": table, "model.floats": torch.ones(2, 2)})
+    source = loader(checkpoint, names)
+    found = source.indices("table", 2, 2, below=8)
+    assert found.dtype is torch.int64 and found.tolist() == table.tolist()
+    for name, shape, below, words in (
+        ("table", (2, 2), 7, r"holds numbers that are not from 0 to 6"),
+        ("table", (4,), 8, r"expected whole numbers \[4\]"),
+        ("floats", (2, 2), 8, "found F32"),
+        ("other", (2, 2), 8, "is missing"),
+    ):
+        with pytest.raises(CheckpointError, match=words):
+            source.indices(name, *shape, below=below)
+    dry = Expectations(names)
+    assert dry.indices("table", 2, 2, below=8).tolist() == [[0, 0], [0, 0]]
+    assert dry.expected == {"table": Need("indices", (2, 2))}
+    verifier = Verifier(names, Detector(checkpoint, names))
+    verifier.verify(dry.expected, what="model", where=tmp_path, prefix_filter=lambda name: name == "table")
+    with pytest.raises(CheckpointError, match="must be whole numbers, found F32"):
+        verifier.verify({"floats": Need("indices", (2, 2))}, what="model", where=tmp_path)
+
+
 def test_loader_converts_checks_and_reports(tmp_path):
     weight = torch.randn(4, 8)
     checkpoint, names = open_with(tmp_path, {"model.a.weight": weight, "model.s": torch.tensor(2.0)})

@@ -1,10 +1,14 @@
 """What a quantisation config claims of a module, in every spelling."""
 
+import json
 from typing import Any, ClassVar
 
 import pytest
 
+from headlong.checkpoint.names import canonical
 from headlong.checkpoint.quant_config import Claim, QuantConfig
+from headlong.models.deepseek_v4 import NAMING
+from support.artifacts import CONFIGS
 
 LAYER = "model.language_model.layers.{}."
 Q_PROJ = (LAYER + "self_attn.q_proj").format(3)
@@ -41,6 +45,44 @@ FP8 = {
     "weight_block_size": [128, 128],
     "modules_to_not_convert": [IN_PROJ_A, "lm_head", EMBEDDING, "mtp.fc"],
 }
+
+
+class TestDeepseekV4:
+    """The names of its first release, and the configs of three of them as they are."""
+
+    def of(self, file: str, disk: str) -> tuple[str | None, str]:
+        section = json.loads((CONFIGS / f"{file}_config.json").read_text())["quantization_config"]
+        found = QuantConfig({"quantization_config": section}, {}).claim(
+            disk, canonical(disk, NAMING, num_layers=43)
+        )
+        assert found is not None
+        return found.format, found.rule
+
+    def test_the_release_names_nothing_but_fp8(self):
+        for file in ("deepseek-ai--DeepSeek-V4-Flash", "sgl-project--DeepSeek-V4-Flash-FP8"):
+            for disk in ("layers.0.attn.wq_a", "layers.3.ffn.experts.7.w1", "mtp.0.e_proj"):
+                assert self.of(file, disk) == ("fp8", "quant_method 'fp8'")
+            for disk in ("embed", "head", "mtp.0.head"):
+                assert self.of(file, disk) == (None, "fp8 quantises layers")
+
+    def test_experts_that_modelopt_packed_anew(self):
+        file = "nvidia--DeepSeek-V4-Flash-NVFP4"
+        rule = "quantized_layers: layers.1.ffn.experts is NVFP4"
+        assert self.of(file, "layers.1.ffn.experts.7.w1") == ("nvfp4", rule)
+        assert self.of(file, "layers.11.ffn.experts.7.w1") == ("fp8", "quant_method 'fp8'")
+        assert self.of(file, "layers.3.ffn.gate") == ("fp8", "quant_method 'fp8'")
+        assert self.of(file, "mtp.0.ffn.experts.0.w1") == (None, "'mtp.*' is excluded")
+        # Its list of what has no NVFP4 is not one of what is left in floats: the tensors decide.
+        assert self.of(file, "layers.3.attn.wq_a") == (None, "'*.attn.*' is excluded")
+
+    @pytest.mark.parametrize(
+        ("pattern", "excluded"), [(r"re:.*mtp\..*", True), (r"re:.*mtp_block.*", False), ("mtp", True)]
+    )
+    def test_patterns_that_name_the_head_and_one_that_names_another(self, pattern, excluded):
+        section = FP8 | {"ignore": [pattern]}
+        disk = "mtp.0.ffn.experts.0.w1"
+        found = QuantConfig({"quantization_config": section}, {}).claim(disk, canonical(disk, NAMING))
+        assert found is not None and (found.format is None) == excluded
 
 
 class TestFp8:

@@ -142,6 +142,7 @@ def others(how: str) -> list[str | None]:
 
 SELDOM = ("mxfp4_modelopt", "mxfp4_mlx", "mxfp8", "nvfp4_mlx", "bnb8", "modelopt_int4_smooth", "torchao")
 SELDOM += ("unrounded", "nf4_nested", "fp4", "quark_int4")
+SELDOM += ("mxfp4_deepseek", "fp8_powers", "fp8_bytes")
 """Formats that differ from others in how their parts are called or read, and not in how models are loaded."""
 
 

@@ -27,6 +27,7 @@ from headlong.quant.gguf import BLOCK_SIZES, GgufBlocks
 from headlong.quant.gptq import GptqWeight
 from support import packing, packing_bits
 from support.gguf_models import SCALES
+from support.packing_floats import with_float_scales
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="native kernels are not built or turned off")
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 33)
@@ -421,6 +422,20 @@ def test_every_format_is_native(how):
     backend = NativeBackend(torch.float32, torch.device("cpu"))
     assert isinstance(backend.linear(weight), NativeLinear)
     assert backend.explain_linear(torch.float32, weight.format)[0] == "native"
+
+
+@pytest.mark.parametrize("how", ["fp8_powers", "fp8_bytes"])
+def test_powers_of_two_multiply_as_the_same_floats_do(how):
+    """Bit for bit: DeepSeek-V4's scales of blocks are a byte each."""
+    shape = (200, 320)
+    parts = packing.pack(draw(*shape) * torch.logspace(-3, 3, shape[1]), how)
+    sources = [
+        Source.of(detect(packing.header(own), shape, {}).pack(own, shape))
+        for own in (parts, with_float_scales(parts))
+    ]
+    powers, floats = (NativeLinear([source]) for source in sources if source is not None)
+    x = draw(5, shape[1])
+    assert torch.equal(powers(x), floats(x))
 
 
 def test_what_it_does_not_know_is_left_to_others():

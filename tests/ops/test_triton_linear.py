@@ -342,6 +342,21 @@ def test_blocks_of_scales_that_move(swapped):
     assert torch.allclose(multiply(x), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_powers_of_two_multiply_as_the_same_floats_do():
+    """Bit for bit: DeepSeek-V4's scales of blocks are a byte each, and kernels read them as float32."""
+    shape = (200, 320)
+    parts = packing.pack(draw(*shape) * torch.logspace(-3, 3, shape[1]), "fp8_powers")
+    both = [
+        TritonLinear([detect(packing.header(own), shape, {}).pack(moved(own), shape)])
+        for own in (parts, with_float_scales(parts))
+    ]
+    powers, floats = (multiply.weights[0] for multiply in both)
+    assert powers.layout == floats.layout and powers.layout.scale_rows == 128
+    assert torch.equal(powers.scales, floats.scales) and torch.equal(powers.codes, floats.codes)
+    x = tokens(2, shape[1])
+    assert torch.equal(both[0](x), both[1](x))
+
+
 def test_every_eight_bit_float_is_itself():
     codes = torch.arange(256, dtype=torch.uint8)
     codes[[127, 255]] = 0  # no numbers

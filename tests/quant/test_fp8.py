@@ -53,7 +53,7 @@ def test_every_byte(dtype):
     columns=st.integers(1, 40),
     block=st.tuples(st.integers(1, 48), st.integers(1, 48)),
     dtype=st.sampled_from(SCALE_DTYPES),
-    name=st.sampled_from(["weight_scale_inv", "weight_scale"]),
+    name=st.sampled_from(["weight_scale_inv", "weight_scale", "scale"]),
 )
 def test_blocks_of_any_shape(rows, columns, block, dtype, name):
     grid = (-(-rows // block[0]), -(-columns // block[1]))
@@ -140,8 +140,13 @@ def test_static_activations_are_left_alone():
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({}, "weight_scale or weight_scale_inv"),
-        ({"weight_scale": Part("F32", ()), "weight_scale_inv": Part("F32", ())}, "here are both"),
+        ({}, "needs weight_scale, weight_scale_inv or scale"),
+        (
+            {"weight_scale": Part("F32", ()), "weight_scale_inv": Part("F32", ())},
+            "here are weight_scale_inv and weight_scale",
+        ),
+        ({"scale": Part("F8_E8M0", (2, 5))}, r"scale has the shape \[2, 5\]"),
+        ({"scale": Part("I8", (2, 4))}, "scale is I8"),
         ({"weight_scale": Part("F32", (3, 3))}, r"weight_scale has the shape \[3, 3\]"),
         ({"weight_scale": Part("F32", (0, 1))}, r"weight_scale has the shape \[0, 1\]"),
         ({"weight_scale": Part("F32", (256, 512, 1))}, "weight_scale has the shape"),
@@ -164,6 +169,22 @@ def test_scales_that_are_not_finite(dtype):
     )
     with pytest.raises(CheckpointError, match="weight_scale_inv holds values that are not finite"):
         opened({"weight": random_fp8((200, 200)), "weight_scale_inv": scale})
+
+
+@pytest.mark.parametrize("dtype", [E8M0, torch.uint8])
+def test_powers_of_two(dtype):
+    """Every power that a byte may stand for but NaN, as DeepSeek-V4 stores the scales of blocks."""
+    codes = torch.arange(255, dtype=torch.uint8).view(1, 255)
+    parts = {"weight": random_fp8((100, 255 * 128)), "scale": codes.view(dtype)}
+    weight = opened(parts)
+    assert (weight.format.label, weight.format.bits) == ("fp8 128x128", 8 + 8 / 128**2)
+    powers = np.array([2.0 ** (code - 127) for code in range(255)], np.float32)
+    with np.errstate(over="ignore"):
+        wanted = floats(parts["weight"]) * np.repeat(powers, 128)
+    np.testing.assert_array_equal(weight.dequantize(0, 100).numpy(), wanted)
+    assert sum(tensor.nbytes for tensor in weight.tensors) == sum(part.nbytes for part in parts.values())
+    with pytest.raises(CheckpointError, match="scale holds values that are not finite"):
+        opened(parts | {"scale": torch.full((1, 255), 255, dtype=torch.uint8).view(dtype)})
 
 
 def test_other_weights_are_not_claimed():

@@ -1,6 +1,7 @@
 """Formats of other families over the wire: forced with a real template, and read from what a script says."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from headlong.server.logprobs import TextLogprobs
 from headlong.text.output import ChatFormat
 from headlong.text.tokenizer import Tokenizer
 from headlong.types import TokenLogprobs
+from support import deepseek_v4_files
 from support.scripted import ScriptedEngine, ScriptedEngines
 from support.serving import RunningServer, model_with_template
 
@@ -123,3 +125,40 @@ def test_settings_decide(name):
     ):
         wanted = ("Hm.", "I look.", [("look", '{"days": 3}')])
         assert whole(chat(http)) == wanted and streamed(chat(http, stream=True)) == wanted
+
+
+@pytest.mark.slow
+def test_deepseek_v4_thinks_and_calls(tmp_path):
+    """A folder of DeepSeek-V4 with its own template: formats are told, both modes are streamed, a call is forced."""
+    model = deepseek_v4_files.make(
+        deepseek_v4_files.packs("mxfp4_deepseek"), vocab_size=8192, max_position_embeddings=1024
+    ).write(tmp_path / "v4")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(EMBEDDED / name, model)
+    source = (Path(__file__).parents[1] / "data" / "templates" / "DeepSeek-V4.jinja").read_text()
+    (model / "chat_template.jinja").write_text(source)
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    short = {"max_tokens": 12, "tools": []}
+    with (
+        RunningServer(model=str(model), draft_tokens=2, max_context=1024) as running,
+        running.client() as http,
+    ):
+        card = http.get("/v1/models").json()["data"][0]["headlong"]["formats"]
+        assert (card["tools"], card["reasoning"]) == ("deepseek_v4", "think")
+        for thinks in (True, False):
+            asked = short | {"chat_template_kwargs": {"thinking": thinks}}
+            told, live = whole(chat(http, **asked)), streamed(chat(http, stream=True, **asked))
+            assert told == live and bool(told[0]) == thinks and bool(told[1]) != thinks
+        efforts = [
+            chat(http, **short, reasoning_effort=effort, chat_template_kwargs={"thinking": True}).json()[
+                "usage"
+            ]
+            for effort in ("low", "max")
+        ]
+        assert efforts[1]["prompt_tokens"] > efforts[0]["prompt_tokens"] + 50
+        forced = {"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 300}
+        calls = [whole(chat(http, **forced, speculative={"mtp": mtp}))[2] for mtp in ("off", "on")]
+        assert calls[0] == calls[1] and calls[0][0][0] == "look"
+        assert json.loads(calls[0][0][1])["unit"] in ("C", "F")

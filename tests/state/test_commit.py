@@ -5,13 +5,14 @@ passes, prompts in chunks, random depths and random verdicts, over a state full 
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support import tiny
+from support import tiny, tiny_v4
 from support.steps import Chunk, Decode, Driver, kept, load, poison
 from support.tiny import FULL, LINEAR, random_tokens
 
@@ -36,6 +37,14 @@ MODELS = {
         },
     ),
     "latent": ("deepseek_v3", {"num_hidden_layers": 2}),
+    "compressed": (
+        "deepseek_v4",
+        {
+            "compress_ratios": [4, 128, 0],
+            "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 7},
+            "hc_sinkhorn_iters": 3,
+        },
+    ),
     "moe": ("moe", {"layer_types": [LINEAR, FULL], "num_hidden_layers": 2, "linear_conv_kernel_dim": 3}),
 }
 
@@ -62,15 +71,35 @@ def decode_alone(built, script) -> Truth:
     return Truth(script, hidden, logits, states)
 
 
-@pytest.fixture(scope="module", params=MODELS.values(), ids=MODELS)
-def made(request, tmp_path_factory):
-    family, changes = request.param
-    return tiny.make(tmp_path_factory.mktemp("tiny"), family, seed=5, **changes)
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """The checkpoint of each model, made once it is wanted."""
+
+    @cache
+    def make(name):
+        family, changes = MODELS[name]
+        folder = tmp_path_factory.mktemp("tiny")
+        if family == "deepseek_v4":
+            return tiny_v4.make(folder, seed=5, **changes)
+        return tiny.make(folder, family, seed=5, **changes)
+
+    return make
 
 
-@pytest.fixture(scope="module", params=["float32", "float64", "bfloat16"])
-def served(request, made):
-    built = load(made.folder, request.param)
+DTYPES = ("float32", "float64", "bfloat16")
+SLOW = {("compressed", "float64"), ("compressed", "bfloat16")}
+SERVED = [
+    pytest.param((name, dtype), id=f"{dtype}-{name}", marks=[pytest.mark.slow] * ((name, dtype) in SLOW))
+    for dtype in DTYPES
+    for name in MODELS
+]
+
+
+@pytest.fixture(scope="module", params=SERVED)
+def served(request, folders):
+    name, dtype = request.param
+    made = folders(name)
+    built = load(made.folder, dtype)
     scripts = {row: random_tokens(made.vocab_size, LENGTH + 1, seed=i) for i, row in enumerate(ROWS)}
     return built, {row: decode_alone(built, script) for row, script in scripts.items()}
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from headlong.checkpoint.names import Naming
 from headlong.checkpoint.names import canonical as canonical_name
 from headlong.models import registry
-from support import packing, tiny
+from support import deepseek_v4_files, packing, tiny
 from support.tiny import Tiny
 
 CONFIGS = Path(__file__).parent.parent / "data" / "configs"
@@ -327,7 +327,8 @@ def unsupported() -> tuple[str, ...]:
     names = sorted(
         file.name for file in CONFIGS.glob("*_config.json") if not file.name.endswith("hf_quant_config.json")
     )
-    return tuple(name for name in names if name.removesuffix("_config.json") not in RELEASES)
+    served = {*RELEASES, *deepseek_v4_files.RELEASES}
+    return tuple(name for name in names if name.removesuffix("_config.json") not in served)
 
 
 @contextmanager

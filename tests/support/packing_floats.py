@@ -134,3 +134,34 @@ def unrounded_fp8(weight: Tensor) -> Parts:
 def read_unrounded_fp8(parts: Parts, rows: int, columns: int) -> np.ndarray:
     scaled = parts["weight"] / parts["weight_scale"]
     return read_fp8({"weight": e4m3(scaled), "weight_scale": parts["weight_scale"]}, rows, columns)
+
+
+def fp8_powers(weight: Tensor, dtype: torch.dtype) -> Parts:
+    """As DeepSeek-V4 stores it: scales of blocks are powers of two, a byte each."""
+    scale = fp8_block(weight)["weight_scale_inv"].float()
+    exponents = torch.ceil(torch.log2(scale)).clamp(-127, 127)
+    rows, columns = weight.shape
+    each = torch.from_numpy(spread(2.0 ** exponents.numpy(), rows, columns, (128, 128)))
+    stored = (weight / each).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return {"weight": stored, "scale": (exponents + 127).to(torch.uint8).view(dtype)}
+
+
+def read_fp8_powers(parts: Parts, rows: int, columns: int) -> np.ndarray:
+    scale = floats(parts["scale"].view(torch.float8_e8m0fnu))
+    return floats(parts["weight"]) * spread(scale, rows, columns, (128, 128))
+
+
+def with_float_scales(parts: Parts) -> Parts:
+    """What DeepSeek-V4 stores, with the same scales in float32."""
+    powers = floats(parts["scale"].view(torch.float8_e8m0fnu))
+    return {"weight": parts["weight"], "weight_scale_inv": torch.from_numpy(powers)}
+
+
+def mxfp4_deepseek(weight: Tensor) -> Parts:
+    parts = mx("weight", "scale", 4, weight)
+    return {"weight": parts["weight"].view(torch.int8), "scale": parts["scale"].view(torch.float8_e8m0fnu)}
+
+
+def read_mxfp4_deepseek(parts: Parts, rows: int, columns: int) -> np.ndarray:
+    bytes_of = {name: part.view(torch.uint8) for name, part in parts.items()}
+    return read_mx("weight", "scale", 4, bytes_of, rows, columns)

@@ -16,9 +16,12 @@ from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.config import EngineConfig
 from headlong.engine.assemble import assemble
 from headlong.engine.build import Built, build, survey
+from headlong.models.config import ModelConfig
+from headlong.state.compressed_kv import CompressedKv, CompressedKvSpec
 from headlong.state.delta_net import DeltaNetState
 from headlong.state.latent_kv import LatentKv
 from headlong.state.paged_kv import PagedKv
+from headlong.state.state import RowState
 from headlong.types import Draft, Plan, Request, RowPlan, Verdict
 
 CPU = torch.device("cpu")
@@ -102,7 +105,7 @@ class Driver:
         verdict = self._verdict(parts, plan)
         self.state.commit(plan, verdict.accepted, verdict.tokens_L)
         self.engine.proposer.observe(plan, batch, context, hidden, verdict)
-        every = self.engine.model.logits(hidden)
+        every, hidden = self.engine.model.logits(hidden), self.engine.model.finish(hidden)
         results, first, sampled = {}, 0, 0
         for part, row in zip(parts, plan.rows, strict=True):
             kept = row.num_certain + _accepted(part)
@@ -217,10 +220,13 @@ def kept(driver: Driver, row: str) -> dict[str, Tensor]:
                 whole = cache[pages].transpose(1, 2).flatten(0, 1)  # [positions, heads, head dim]
                 found[f"{name} {kind}"] = whole[: held.length, :, :head_dim]
         elif isinstance(layer, LatentKv):
-            latent = driver.engine.model.config.latent
-            assert latent is not None
-            width = latent.rank + latent.rope_dim
-            found[f"{name} latents"] = layer.latents[pages].flatten(0, 1)[: held.length, :width]
+            first, width = _latents(driver.engine.model.config, held.length)
+            found[f"{name} latents"] = layer.latents[pages].flatten(0, 1)[first : held.length, :width]
+        elif isinstance(layer, CompressedKv):
+            spec = driver.engine.model.state_specs[name]
+            assert isinstance(spec, CompressedKvSpec)
+            parts = _compressed(layer, spec, held, pages, state.page_size)
+            found |= {f"{name} {kind}": part for kind, part in parts.items()}
         elif isinstance(layer, DeltaNetState):
             past = driver.engine.runner.conv_kernel - 1
             found[f"{name} window"] = layer.windows[slot, held.num_replay : held.num_replay + past]
@@ -229,14 +235,43 @@ def kept(driver: Driver, row: str) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in found.items()}
 
 
+def _latents(config: ModelConfig, length: int) -> tuple[int, int]:
+    """The first position of those that will be read, and how wide a vector is."""
+    if config.compressed is not None:
+        return max(0, length - config.compressed.window + 1), config.compressed.head_dim
+    assert config.latent is not None
+    return 0, config.latent.rank + config.latent.rope_dim
+
+
+def _compressed(
+    layer: CompressedKv, spec: CompressedKvSpec, held: RowState, pages: Tensor, page_size: int
+) -> dict[str, Tensor]:
+    """The latest tokens of each ring as far as they will be read, and the entries that have ended."""
+    found = {}
+    rings = [("window", layer.window, spec.window)]
+    for number, compressor in enumerate(spec.compressors):
+        ring, entries = layer.compressor(number)
+        rings.append((f"ring {number}", ring, compressor.span))
+        ends = torch.arange(1, 1 + held.length // compressor.ratio) * compressor.ratio - 1
+        found[f"entries {number}"] = entries[pages[ends // page_size], ends % page_size // compressor.ratio]
+    for what, ring, span in rings:
+        latest = torch.arange(max(0, held.length - span + 1), held.length)
+        found[what] = ring[held.slot, latest % ring.shape[1]]
+    return found
+
+
 def poison(driver: Driver) -> None:
     """Fills every place of the state with NaN: what is read without having been written shows."""
-    for layer in driver.state.layers.values():
-        tensors = (
-            [layer.windows, *vars(layer.delta).values()]
-            if isinstance(layer, DeltaNetState)
-            else vars(layer).values()
-        )
+    for name, layer in driver.state.layers.items():
+        if isinstance(layer, DeltaNetState):
+            tensors = [layer.windows, *vars(layer.delta).values()]
+        elif isinstance(layer, CompressedKv):
+            spec = driver.engine.model.state_specs[name]
+            assert isinstance(spec, CompressedKvSpec)
+            numbers = range(len(spec.compressors))
+            tensors = [layer.window, *(tensor for n in numbers for tensor in layer.compressor(n))]
+        else:
+            tensors = vars(layer).values()
         for tensor in tensors:
             tensor.fill_(torch.nan)
     driver.state.carry_SD.fill_(torch.nan)

@@ -6,7 +6,7 @@ data is read one tensor at a time, when asked. Knows nothing of canonical names 
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from headlong.checkpoint.generation import read_beside
 from headlong.checkpoint.gguf import GgufFile, open_gguf
 from headlong.checkpoint.gguf_config import generation_config
-from headlong.checkpoint.gguf_names import in_head, num_main_layers
+from headlong.checkpoint.gguf_names import in_head, name_in_head, num_main_layers
 from headlong.checkpoint.safetensors import read_file
 from headlong.checkpoint.shards import (
     Shards,
@@ -223,7 +223,8 @@ def _read_sidecar(file: Path, main: GgufFile, layers: dict[Path, int]) -> tuple[
             f"{file}: a head for {num_layers} layers, but {main.path.name} has {wanted}: it is another model's"
         )
     layers[file] = num_layers
-    kept = [info for info in side.tensors.values() if in_head(info.name, num_layers)]
+    in_file = (replace(info, name=name_in_head(info.name, num_layers)) for info in side.tensors.values())
+    kept = [info for info in in_file if in_head(info.name, num_layers)]
     log.info(
         "%s: %d tensors of the head, %d others left alone", file, len(kept), len(side.tensors) - len(kept)
     )

@@ -7,7 +7,7 @@ with the number of main layers. Experts lie in one 3-D tensor per projection, wh
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -53,6 +53,9 @@ HEAD = {
     "nextn.shared_head_head": "lm_head",
 }
 
+COLLAPSE = "output_hc_"
+"""How the names begin of what makes one hidden state of several residual streams. In a head's own file it is the
+head's."""
 _BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.(.+)")
 _CANONICAL_LAYER = re.compile(r"(mtp\.)?layers\.(0|[1-9][0-9]{0,4})\.(.+)")
 
@@ -74,7 +77,6 @@ def _inverted(table: Mapping[str, str]) -> dict[str, str]:
     return {name: disk for disk, name in table.items()}
 
 
-_DISK_OUTSIDE = _inverted(_OUTSIDE)
 _DISK_OF_HEAD = _inverted(_OF_HEAD)
 
 
@@ -89,6 +91,20 @@ class GgufNames:
     transform: Callable[[str], Transform] = as_stored
     joins_in_layers: bool = False
     """Whether each of the head's layers has `nextn` tensors of its own; else the first block has them for all."""
+    outside: Mapping[str, str] = field(default_factory=dict)
+    """Tensors in no block that this architecture alone has."""
+    of_head: Mapping[str, str] = field(default_factory=dict)
+    """Those of them that in a head's own file are the head's, with what stands after `mtp.layers.N.`"""
+    joined: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Matrices of a head's layer that GGUF has side by side in one, which is named first."""
+
+    @cached_property
+    def _whole(self) -> dict[str, str]:
+        return _OUTSIDE | dict(self.outside)
+
+    @cached_property
+    def _disk_whole(self) -> dict[str, str]:
+        return _inverted(self._whole)
 
     @cached_property
     def _disk_layer(self) -> dict[str, str]:
@@ -98,9 +114,11 @@ class GgufNames:
         """The canonical name of a tensor on disk; None if the architecture has no such tensor."""
         match = _BLOCK.fullmatch(name)
         if match is None:
-            return _OUTSIDE.get(name)
+            return self._whole.get(name)
         block, rest = int(match[1]), match[2]
         head_layer = block - num_layers
+        if rest in self.of_head and head_layer >= 0:
+            return f"mtp.layers.{head_layer}.{self.of_head[rest]}"
         if rest in _OF_HEAD:
             if self.joins_in_layers:
                 return f"mtp.layers.{head_layer}.{_OF_HEAD[rest]}" if head_layer >= 0 else None
@@ -116,20 +134,32 @@ class GgufNames:
         if match is not None:
             rest = self._disk_layer.get(match[3])
             if rest is None and match[1] and self.joins_in_layers:
-                rest = _DISK_OF_HEAD.get(match[3])
+                rest = (_DISK_OF_HEAD | _inverted(self.of_head)).get(match[3])
             block = int(match[2]) + (num_layers if match[1] else 0)
             inside = match[1] or block < num_layers
             return f"blk.{block}.{rest}" if rest is not None and inside else None
         if canonical_name.startswith("mtp."):
             rest = _DISK_OF_HEAD.get(canonical_name.removeprefix("mtp."))
             return None if rest is None or self.joins_in_layers else f"blk.{num_layers}.{rest}"
-        return _DISK_OUTSIDE.get(canonical_name)
+        return self._disk_whole.get(canonical_name)
 
 
 def in_head(name: str, num_layers: int) -> bool:
     """Whether a tensor on disk lies in a block after the main layers."""
     match = _BLOCK.fullmatch(name)
     return match is not None and int(match[1]) >= num_layers
+
+
+def name_in_head(name: str, num_layers: int) -> str:
+    """What a tensor of a head's own file is called among those of its model: one that stands in no block there, and is
+    the head's all the same, stands in the head's first block."""
+    return f"blk.{num_layers}.{name}" if name.startswith(COLLAPSE) else name
+
+
+def name_in_file(name: str, num_layers: int) -> str:
+    """The inverse of `name_in_head`."""
+    own = name.removeprefix(f"blk.{num_layers}.")
+    return own if own.startswith(COLLAPSE) else name
 
 
 def num_main_layers(metadata: Mapping[str, Any]) -> int:

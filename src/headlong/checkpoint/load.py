@@ -27,17 +27,23 @@ from headlong.quant import rtn
 from headlong.quant.format import Format, PackedWeight, Shape, Weight
 from headlong.quant.gguf import BLOCK_SIZES
 
-Role = Literal["vector", "matrix", "experts"]
+Role = Literal["vector", "indices", "matrix", "experts"]
 """What a tensor is to a model."""
+INTEGERS = ("I8", "I16", "I32", "I64")
 Repack = Literal["none", "fp8", "int8", "int4"]
 
 
 @dataclass(frozen=True)
 class Need:
-    """What a model asks for under one name. Vectors are floats; matrices and experts may be packed."""
+    """What a model asks for under one name. Vectors are floats, indices are whole numbers; matrices and experts may be
+    packed."""
 
     role: Role
     shape: Shape
+
+    @property
+    def is_matrix(self) -> bool:
+        return self.role in ("matrix", "experts")
 
 
 class WeightSource(Protocol):
@@ -56,6 +62,10 @@ class WeightSource(Protocol):
 
     def vector(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """The tensor `name`, which must have this shape; in `dtype`, or in the source's own."""
+        ...
+
+    def indices(self, name: str, *shape: int, below: int) -> Tensor:
+        """The whole numbers `name`, which must have this shape and be from 0 to `below` − 1."""
         ...
 
     def matrix(self, name: str, out_features: int, in_features: int) -> Weight:
@@ -87,6 +97,10 @@ class Expectations:
     def vector(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         self._expect(name, Need("vector", shape))
         return torch.ones(shape, dtype=dtype or self.dtype)
+
+    def indices(self, name: str, *shape: int, below: int) -> Tensor:  # noqa: ARG002 - known once they are read
+        self._expect(name, Need("indices", shape))
+        return torch.zeros(shape, dtype=torch.long)
 
     def matrix(self, name: str, out_features: int, in_features: int) -> Weight:
         return self._expect(name, Need("matrix", (out_features, in_features)))
@@ -173,6 +187,20 @@ class WeightLoader:
             result = result[order.to(self.device)]
         self._advance(info.nbytes)
         return result
+
+    def indices(self, name: str, *shape: int, below: int) -> Tensor:
+        info = self._names.sources.get(name)
+        if info is None:
+            raise CheckpointError(f"tensor {name!r} is missing")
+        if info.shape != shape or info.dtype not in INTEGERS:
+            raise _fault(
+                name, info, f"expected whole numbers {list(shape)}, found {info.dtype} {list(info.shape)}"
+            )
+        found = read_tensor(info, torch.device("cpu")).long()
+        if bool((found < 0).any() | (found >= below).any()):
+            raise _fault(name, info, f"holds numbers that are not from 0 to {below - 1}; the file is damaged")
+        self._advance(info.nbytes)
+        return found.to(self.device)
 
     def matrix(self, name: str, out_features: int, in_features: int) -> Weight:
         shape = (out_features, in_features)

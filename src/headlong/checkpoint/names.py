@@ -77,6 +77,8 @@ class Naming:
     """What the shared expert is called."""
     router: str = "gate"
     """What the router of the experts is called."""
+    modules: Mapping[str, str] = field(default_factory=dict)
+    """Modules and tensors by their names on disk, with the canonical ones; `{}` stands for a number."""
     copies: bool = False
     """Whether the head's layers have copies of the target's embedding and lm_head."""
     stored: Callable[[str], Transform] = as_it_is
@@ -86,6 +88,7 @@ class Naming:
 
     def canonical(self, name: str, num_layers: int) -> str:
         """The canonical form of a name without its wrapper, in a model of `num_layers` main layers."""
+        name = _renamed(name, self.modules)
         if self.head_layer is None or (match := self._pattern.match(name)) is None:
             return name
         k = int(match[1]) - ("{block}" in self.head_layer) * num_layers
@@ -96,6 +99,8 @@ class Naming:
 
     def disk(self, canonical_name: str, num_layers: int) -> str:
         """The name of a tensor on disk: of this family's head in a file of its own, and what stands in a layer."""
+        if self.modules:
+            return _renamed(canonical_name, {name: disk for disk, name in self.modules.items()})
         canonical_name = canonical_name.replace(".mlp.shared_expert.", f".mlp.{self.shared_experts}.")
         canonical_name = canonical_name.replace(".mlp.gate.", f".mlp.{self.router}.")
         match = _HEAD_LAYER.match(canonical_name)
@@ -120,6 +125,20 @@ def _replaced(name: str, modules: Mapping[str, str]) -> str:
     for module, replacement in modules.items():
         if name.startswith(f"{module}."):
             return replacement + name[len(module) :]
+    return name
+
+
+def _renamed(name: str, modules: Mapping[str, str]) -> str:
+    """The name with its longest beginning that is one of the modules replaced, numbers kept."""
+    if not modules:
+        return name
+    parts = name.split(".")
+    numbers = [part for part in parts if part.isdecimal()]
+    plain = ["{}" if part.isdecimal() else part for part in parts]
+    for count in range(len(parts), 0, -1):
+        replacement = modules.get(".".join(plain[:count]))
+        if replacement is not None:
+            return ".".join([replacement.format(*numbers), *parts[count:]])
     return name
 
 

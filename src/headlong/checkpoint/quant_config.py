@@ -89,6 +89,7 @@ class QuantConfig:
         claims = {
             "compressed-tensors": self._compressed,
             "modelopt": self._modelopt,
+            "fp8": self._fp8,
             "gptq": self._gptq,
             "mlx": self._mlx,
             "auto-round": self._auto_round,
@@ -115,6 +116,10 @@ class QuantConfig:
             activations = f"fp8, {self.data['activation_scheme']}"
         return Claim(format, f"quant_method {self.method!r}", self._hint(), activations)
 
+    def _fp8(self, names: tuple[str, ...]) -> Claim:
+        """Modules that modelopt has quantised anew in an FP8 checkpoint are listed by it; the others are FP8."""
+        return self._listed(names) or self._everywhere(names)
+
     def _compressed(self, names: tuple[str, ...]) -> Claim:
         best: Claim | None = None
         for label, group in _objects(self.data.get("config_groups")):
@@ -140,25 +145,32 @@ class QuantConfig:
                 if target != "Linear":
                     return claim
                 best = best or claim
-        if best is not None and "embed_tokens" in names[0]:
+        if best is not None and any("embed_tokens" in name for name in names):
             best = None
         return best or Claim(None, "no config group targets it")
 
-    def _modelopt(self, names: tuple[str, ...]) -> Claim:
+    def _listed(self, names: tuple[str, ...]) -> Claim | None:
+        """What modelopt's list of quantised modules says of this one; None where it is not among them."""
         for module, entry in _objects(self.data.get("quantized_layers")):
             if any(_matches(module, name) for name in names):
                 algorithm = entry.get("quant_algo")
                 rule = f"quantized_layers: {module} is {algorithm}"
                 return Claim(*words.algorithm(algorithm, rule, self._hint(entry)))
+        return None
+
+    def _modelopt(self, names: tuple[str, ...]) -> Claim:
+        if (listed := self._listed(names)) is not None:
+            return listed
         algorithm = self.data.get("quant_algo")
-        if self.data.get("quantized_layers") or "embed_tokens" in names[0]:
+        if self.data.get("quantized_layers") or any("embed_tokens" in name for name in names):
             return Claim(
                 None, "not among quantized_layers" if self.data.get("quantized_layers") else "an embedding"
             )
         return Claim(*words.algorithm(algorithm, f"quant_algo {algorithm!r}", self._hint()))
 
     def _gptq(self, names: tuple[str, ...]) -> Claim:
-        if _is_outside_layers(names) and not ("lm_head" in names[0] and self.data.get("lm_head") is True):
+        packs_lm_head = self.data.get("lm_head") is True and any("lm_head" in name for name in names)
+        if _is_outside_layers(names) and not packs_lm_head:
             return Claim(None, "GPTQ quantises layers")
         for rule, changes in _objects(self.data.get("dynamic")):
             sign, _, pattern = rule.partition(":") if rule[:2] in ("+:", "-:") else ("+", "", rule)
@@ -220,7 +232,7 @@ class QuantConfig:
 
 
 def _is_outside_layers(names: tuple[str, ...]) -> bool:
-    return any(part in names[0] for part in ("embed_tokens", "lm_head"))
+    return any(part in name for name in names for part in ("embed_tokens", "lm_head"))
 
 
 def _strings(value: Any) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from headlong.checkpoint.detect import Detector
-from headlong.checkpoint.load import Need
+from headlong.checkpoint.load import INTEGERS, Need
 from headlong.checkpoint.names import NameMap
 from headlong.checkpoint.quant_config import METHODS
 from headlong.checkpoint.tensor_info import TensorInfo
@@ -82,7 +82,9 @@ class Verifier:
         for name, need in expected.items():
             if not prefix_filter(name):
                 continue
-            is_vector = need.role == "vector" or (need.role == "matrix" and name in self.names.transforms)
+            is_vector = need.role in ("vector", "indices") or (
+                need.role == "matrix" and name in self.names.transforms
+            )
             parts = self._vector(name) if is_vector else self.names.parts(name)
             used |= {info.name for info in parts.values()}
             if not parts:
@@ -123,7 +125,11 @@ class Verifier:
             report.misshaped.append(
                 f"{name} (on disk {info.name}): expected {list(need.shape)}, found {found}"
             )
-        elif not info.is_float:
+        elif need.role == "indices" and info.dtype not in INTEGERS:
+            report.misfitting.append(
+                f"{name} (on disk {info.name}): must be whole numbers, found {info.dtype}"
+            )
+        elif need.role != "indices" and not info.is_float:
             report.misfitting.append(f"{name} (on disk {info.name}): must be floats, found {info.dtype}")
 
     def _compare_matrix(self, name: str, need: Need, report: _Report) -> None:

@@ -22,7 +22,7 @@ from headlong.models.config import ModelConfig
 from headlong.ops.backend import Backend
 from headlong.ops.registry import choose_backend
 from headlong.progress import ProgressFn
-from headlong.state.specs import bytes_per_slot, bytes_per_token
+from headlong.state.specs import bytes_per_page, bytes_per_slot
 
 
 @dataclass(frozen=True)
@@ -171,11 +171,11 @@ def _state_cost(blueprint: Blueprint, ops: Backend, context: int | None, batch: 
     if blueprint.head_refusal is None:
         max_drafts = blueprint.options.max_draft_tokens
         specs |= blueprint.head(Scope(expectations, dry, HEAD)).state_specs
-    layers = list(specs.values())
+    layers, page_size = list(specs.values()), blueprint.options.page_size
     return StateCost(
         dtype=str(ops.dtype).removeprefix("torch."),
         max_drafts=max_drafts,
-        kv_bytes_per_token=bytes_per_token(layers, ops.dtype),
+        kv_bytes_per_token=bytes_per_page(layers, page_size, ops.dtype) // page_size,
         recurrent_bytes_per_sequence=bytes_per_slot(layers, max_drafts, ops.activation_dtype),
         context=min(context or blueprint.config.max_position, blueprint.config.max_position),
         batch=batch,

@@ -1,10 +1,12 @@
 """A GGUF file written as a folder of safetensors with its configs and tokenizer, everything unpacked into floats.
 
-Gate and up of the experts become one tensor, as this family's checkpoints have them. Knows no command line.
+Gate and up of the experts become one tensor, or each expert has its own, as the family's checkpoints have them. Knows
+no command line.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ from headlong.progress import ProgressFn, silent
 from headlong.text.gguf_tokenizer import write_tokenizer
 
 TYPES = ("bf16", "f16", "f32")
+_WIDE = ("_hc.", "hc_head.", ".sinks", ".position_bias")
+"""Parts of the names of vectors that checkpoints have in float32."""
 _DTYPE_NAMES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 
 
@@ -64,19 +68,30 @@ def safetensors_entries(
     source: Source, dtype: str, head_dtype: str, *, canonical: bool = False
 ) -> list[Entry]:
     """The entries of all tensors, under the names of their family or `canonical` ones."""
-    naming, num_layers = source.blueprint.family.naming, len(source.config.layer_types)
+    family, num_layers = source.blueprint.family, len(source.config.layer_types)
+    naming, joined = family.naming, {} if family.gguf is None else family.gguf.names.joined
 
     def disk_name(name: str) -> str:
         disk = name if canonical else naming.disk(name, num_layers)
-        return disk if disk.startswith(("mtp.", "lm_head.", "model.")) else f"model.{disk}"
+        bare = canonical or not naming.modules
+        return f"model.{disk}" if bare and not disk.startswith(("mtp.", "lm_head.", "model.")) else disk
 
     entries = []
     for name, shape in source.shapes.items():
         if name == ROPE_FACTORS:
             continue  # said in the config
         wanted = head_dtype if name.startswith("mtp.") else dtype
-        if EXPERTS not in name:
-            entries.append(Entry(disk_name(name), wanted, shape, _data(source, name)))
+        prefix, _, projection = name.removesuffix(".weight").rpartition(".")
+        if source.is_table(name):
+            entries.append(Entry(disk_name(name), "I64", shape, partial(source.table, name)))
+        elif projection in joined:
+            parts = [disk_name(f"{prefix}.{part}.weight") for part in joined[projection]]
+            entries += _taken_apart(source, name, parts, wanted)
+        elif EXPERTS not in name:
+            stays = source.is_vector(name) and any(part in name for part in _WIDE)
+            entries.append(Entry(disk_name(name), "F32" if stays else wanted, shape, _data(source, name)))
+        elif naming.modules:
+            entries += _one_by_one(source, Experts(prefix, projection), disk_name, wanted)
         elif (entry := _experts(source, name, wanted)) is not None:
             entries.append(replace(entry, name=disk_name(entry.name)))
     return entries
@@ -102,6 +117,32 @@ def _experts(source: Source, name: str, dtype: str) -> Entry | None:
             yield stored.to_disk(torch.cat([tile for part in parts for tile in part])[None])[0]
 
     return Entry(fused, dtype, shape, matrices if kind == "weight" else biases)
+
+
+def _one_by_one(
+    source: Source, experts: Experts, disk_name: Callable[[str], str], dtype: str
+) -> Iterator[Entry]:
+    """The entries of each expert's own matrix. They are written in this order, so that one pass over the experts gives
+    them all."""
+    count, *shape = source.shapes[experts.name]
+    stream = source.read_experts(experts)
+    for expert in range(count):
+        name = disk_name(f"{experts.prefix}.{expert}.{experts.projection}.weight")
+        yield Entry(name, dtype, tuple(shape), partial(next, stream))
+
+
+def _taken_apart(source: Source, name: str, parts: list[str], dtype: str) -> Iterator[Entry]:
+    """The entries of matrices that lie side by side in one."""
+    out_features, in_features = source.shapes[name]
+    size = in_features // len(parts)
+    for number, part in enumerate(parts):
+        columns = slice(number * size, (number + 1) * size)
+        yield Entry(part, dtype, (out_features, size), partial(_columns, source, name, columns))
+
+
+def _columns(source: Source, name: str, columns: slice) -> Iterator[Tensor]:
+    for tile in source.read_float(name):
+        yield tile[:, columns]
 
 
 def _data(source: Source, name: str) -> Any:

@@ -37,7 +37,7 @@ class Recipe:
     def format(self, name: str, need: Need) -> RtnFormat | None:
         """The format that the tensor `name` is rounded to; None if it stays as it is."""
         in_layers = name.removeprefix(HEAD).startswith("layers.")
-        if need.role == "vector" or not in_layers or _SMALL.fullmatch(name):
+        if not need.is_matrix or not in_layers or _SMALL.fullmatch(name):
             return None
         return self.head if name.startswith(HEAD) else self.layers
 

@@ -134,6 +134,15 @@ class Source:
         both = read(f"{prefix}.gate_up_proj_bias", count, 2 * size)
         return both.chunk(2, 1)[projection == UP]
 
+    def is_table(self, name: str) -> bool:
+        """True if the tensor holds whole numbers."""
+        need = self.blueprint.expected.get(name)
+        return need is not None and need.role == "indices"
+
+    def table(self, name: str) -> Tensor:
+        """A tensor of whole numbers, int64."""
+        return self._loader.indices(name, *self.shapes[name], below=1 << 31)
+
     def read_float(self, name: str, order: Order = AS_IS) -> Iterator[Tensor]:
         """A matrix in float32, a few rows at a time, rows and columns in `order`; experts one after the other."""
         if name in self._experts:

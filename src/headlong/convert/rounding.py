@@ -40,7 +40,7 @@ class Rounding:
         blueprint, names = self.blueprint, self.blueprint.names
         found, done = [], set()
         for name, need in blueprint.expected.items():
-            parts = names.parts(name) if need.role != "vector" else {"weight": names.sources[name]}
+            parts = names.parts(name) if need.is_matrix else {"weight": names.sources[name]}
             done |= {info.name for info in parts.values()}
             found += self._tensor(name, need, parts)
         rest = [info for info in blueprint.checkpoint.tensors.values() if info.name not in done]
@@ -53,7 +53,7 @@ class Rounding:
             rounded = self._experts if need.role == "experts" else self._matrix
             yield from rounded(name, need, stem, rtn_format)
             return
-        if need.role != "vector" and "embed_tokens" not in name:
+        if need.is_matrix and "embed_tokens" not in name:
             self._stays(name, stem)
         info = parts.get("weight")
         transform, usual = (
@@ -61,7 +61,8 @@ class Rounding:
             self.blueprint.family.naming.stored(name),
         )
         restored = transform is not None and transform is not usual
-        if restored or (in_target(name) and not (info and info.is_float)):
+        is_float = bool(info and info.is_float) or need.role == "indices"
+        if restored or (in_target(name) and not is_float):
             yield self._unpacked(name, need, stem)
         else:
             yield from (verbatim(part) for part in parts.values())

@@ -1,19 +1,23 @@
-"""A checkpoint written as one GGUF file that llama.cpp reads, the MTP head as the block after the layers.
+"""A checkpoint written as one GGUF file that llama.cpp reads, the MTP head as the block after the layers, or in a file
+beside it where llama.cpp wants it there.
 
 Decides what is stored in which type; names, values and metadata are told by `checkpoint`. Knows no command line.
 """
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from gguf import LlamaFileType
+from torch import Tensor
 
 from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.checkpoint.gguf_config import sampling_metadata
-from headlong.checkpoint.gguf_names import ROPE_FACTORS
+from headlong.checkpoint.gguf_names import ROPE_FACTORS, GgufNames, in_head, name_in_file
 from headlong.checkpoint.gguf_writing import block_elements, gguf_nbytes, write_gguf
 from headlong.checkpoint.strict_json import read_object
 from headlong.checkpoint.writing import Entry, replacing
@@ -31,11 +35,17 @@ from headlong.text.tokenizer import MAX_COMPANION_BYTES
 
 log = logging.getLogger(__name__)
 TYPES = ("bf16", "f16", "f32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
-WHOLE = (".ssm_conv1d.weight", ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight")
-"""Matrices that llama.cpp wants in float32, besides all vectors: convolutions and the routers of experts."""
+WHOLE = (
+    *(".ssm_conv1d.weight", ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight"),
+    *(".hc_attn_fn.weight", ".hc_ffn_fn.weight", "output_hc_fn.weight", "compressor_ape.weight"),
+)
+"""Matrices that llama.cpp wants in float32, besides all vectors: convolutions, the routers of experts, connections of
+residual streams, and biases by position."""
 WIDE = ("token_embd.weight", "output.weight")
 """Matrices that are stored in at least eight bits: they are used for every token, and narrower ones lose more than they
 save."""
+OF_BOTH = ("token_embd.weight", "output_norm.weight", "output.weight")
+"""What a file of the head alone repeats of its model."""
 QUANTIZATION_VERSION = 2
 MXFP4 = "MXFP4"
 """The type of experts that are stored in such floats, whatever the other matrices become: nothing is lost."""
@@ -69,6 +79,8 @@ def to_gguf(
     source = Source(checkpoint)
     notes: list[str] = []
     entries = gguf_entries(source, spec, type, head_type or type)
+    if spec.head_apart and source.has_head:
+        return _apart(checkpoint, source, spec, entries, out, type, force, progress)
     metadata = _metadata(checkpoint, spec.arch, source.head_layers, type, notes)
     if source.has_head and not spec.runs_head:
         notes.append(
@@ -91,15 +103,56 @@ def to_gguf(
     return Written(out, nbytes, len(entries), source.has_head, notes)
 
 
+def _apart(
+    checkpoint: Checkpoint,
+    source: Source,
+    spec: GgufSpec,
+    entries: list[Entry],
+    out: Path,
+    type: str,
+    force: bool,
+    progress: ProgressFn,
+) -> Written:
+    """The model in one file and its head in another."""
+    count, beside, notes = len(source.config.layer_types), out.with_name(f"mtp-{out.name}"), []
+    head = head_file_entries(entries, count)
+    main = [entry for entry in entries if not in_head(entry.name, count)]
+    with replacing(out, force=force) as partial, replacing(beside, force=force) as partial_head:
+        write_gguf(partial, _metadata(checkpoint, spec.arch, 0, type, notes), main, progress)
+        metadata = _metadata(checkpoint, spec.arch, source.head_layers, type, [])
+        write_gguf(partial_head, metadata, head, progress, "write head")
+    notes.append(f"the MTP head is in {beside.name}, where llama.cpp and Headlong look for it")
+    nbytes = sum(gguf_nbytes(entry) for entry in (*main, *head))
+    return Written(out, nbytes, len(main) + len(head), True, notes)
+
+
+def head_file_entries(entries: list[Entry], num_layers: int) -> list[Entry]:
+    """The entries of a file of the head alone, out of those of a model with its head: llama.cpp asks for the embedding,
+    the last norm and the lm_head there, too."""
+    found = [entry for entry in entries if entry.name in OF_BOTH]
+    return found + [
+        replace(entry, name=name_in_file(entry.name, num_layers))
+        for entry in entries
+        if in_head(entry.name, num_layers)
+    ]
+
+
 def gguf_entries(source: Source, spec: GgufSpec, type: str, head_type: str) -> list[Entry]:
     num_layers = len(source.config.layer_types)
     entries, unknown = [], []
     for name, stored, data in _tensors(source, spec):
+        wanted = head_type if name.startswith("mtp.") else type
+        if (parts := _joined(spec.names, name)) is not None:
+            if name == parts[1]:
+                entries.append(_side_by_side(source, spec, parts, wanted))
+            continue
         disk_name = spec.names.disk(name, num_layers)
         if disk_name is None:
             unknown.append(name)
             continue
-        wanted = head_type if name.startswith("mtp.") else type
+        if source.is_table(name):
+            entries.append(Entry(disk_name, "I32", stored, partial(_table, source, name)))
+            continue
         dtype = MXFP4 if source.stays_mxfp4(name) else storage_type(disk_name, stored, wanted.upper())
         entries.append(Entry(disk_name, dtype, stored, data))
     if unknown:
@@ -126,6 +179,33 @@ def _halves(
     named = zip(latent.half_names(name), latent.half_shapes(config), strict=True)
     for place, (half, shape) in enumerate(named):
         yield half, shape, lambda place=place: iter(latent.halves(source.read_float(name), config)[place])
+
+
+def _joined(names: GgufNames, name: str) -> tuple[str, ...] | None:
+    """For one of two matrices that GGUF has side by side: the canonical name of both together, and theirs."""
+    prefix, _, module = name.removesuffix(".weight").rpartition(".")
+    for whole, parts in names.joined.items():
+        if module in parts:
+            return tuple(f"{prefix}.{each}.weight" for each in (whole, *parts))
+    return None
+
+
+def _side_by_side(source: Source, spec: GgufSpec, names: tuple[str, ...], type: str) -> Entry:
+    whole, *parts = names
+    disk_name = spec.names.disk(whole, len(source.config.layer_types))
+    assert disk_name is not None
+    shapes = [source.shapes[part] for part in parts]
+    shape = (shapes[0][0], sum(shape[1] for shape in shapes))
+
+    def data() -> Iterator[Tensor]:
+        for tiles in zip(*(source.read_float(part) for part in parts), strict=True):
+            yield torch.cat(tiles, 1)
+
+    return Entry(disk_name, storage_type(disk_name, shape, type.upper()), shape, data)
+
+
+def _table(source: Source, name: str) -> Tensor:
+    return source.table(name).to(torch.int32).view(torch.uint8)
 
 
 def _data(source: Source, name: str, spec: GgufSpec) -> Any:

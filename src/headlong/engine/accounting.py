@@ -21,7 +21,7 @@ from headlong.models.config import ModelConfig
 from headlong.models.mtp import MtpHead
 from headlong.sampling.table import BYTES_PER_TOKEN
 from headlong.state.oom import is_oom
-from headlong.state.specs import LayerSpec, bytes_per_slot, bytes_per_token
+from headlong.state.specs import LayerSpec, bytes_per_page, bytes_per_slot
 
 RESERVE_BYTES = 3 << 28
 """Memory for what does not grow with the model: partial sums (256 MiB at most), CUDA graphs, compiled kernels."""
@@ -107,9 +107,9 @@ def _state_costs(
 ) -> tuple[int, int]:
     """Bytes of one page and of one slot of a model's `State`."""
     layers, ops = specs.values(), built.ops
-    carry = built.model.config.hidden_size * ops.activation_dtype.itemsize
+    carry = built.model.tap_width * ops.activation_dtype.itemsize
     recurrent = bytes_per_slot(layers, max_drafts, ops.activation_dtype)
-    return page_size * bytes_per_token(layers, ops.dtype), recurrent + carry + torch.long.itemsize
+    return bytes_per_page(layers, page_size, ops.dtype), recurrent + carry + torch.long.itemsize
 
 
 def _reserves(config: ModelConfig, chunk_tokens: int, max_drafts: int) -> tuple[int, int]:

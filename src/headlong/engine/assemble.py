@@ -57,7 +57,7 @@ def assemble(
     if head is not None:
         chosen = draft_tokens(config.draft_vocab, model.config.vocab_size, tokenizer, stop_ids)
     with refusing_oom(memory):
-        state = State(specs, model.config.hidden_size, capacity, prefix if config.prefix_cache else None)
+        state = State(specs, model.tap_width, capacity, prefix if config.prefix_cache else None)
     table = SamplingTable(config.max_rows, model.config.vocab_size, ops.device)
     sampler = Sampler(table, ops.argmax, ops.draw, ops.sample, ops.penalise)
     with refusing_oom(memory):

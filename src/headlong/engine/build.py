@@ -28,7 +28,7 @@ from headlong.models.config import ModelConfig
 from headlong.models.decoder import DecoderModel
 from headlong.models.embeddings import Embeddings
 from headlong.models.family import Family
-from headlong.models.head_spec import MAX_LAYERS
+from headlong.models.head_spec import MAX_LAYERS, other_drafter
 from headlong.models.mtp import MtpHead
 from headlong.ops.backend import Backend
 from headlong.ops.registry import choose_backend, default_dtype
@@ -181,6 +181,8 @@ def _absence(checkpoint: Checkpoint, names: NameMap, options: EngineConfig) -> s
         return _refuse(
             options, f"the checkpoint has no MTP head (no tensor named {HEAD}* in {checkpoint.folder.name})"
         )
+    if (other := other_drafter(heads)) is not None:
+        return _refuse(options, other)
     if names.head_layers > MAX_LAYERS:
         return _refuse(
             options, f"the MTP head's tensors number {names.head_layers} layers, above {MAX_LAYERS}"

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from headlong.models.decoder import DecoderModel
 from headlong.params import Pooling
 from headlong.sampling.sampler import best_of
 from headlong.types import Plan, ReadPart, ReadToken, RowPlan, TokenLogprobs
@@ -40,15 +41,15 @@ class PromptReading:
         return tuple(pooled_D.tolist())
 
 
-def read_prompts(plan: Plan, hidden_ND: Tensor, logits: Callable[[Tensor], Tensor]) -> dict[str, ReadPart]:
-    """What a step says about the prompts that it read, for the requests that ask; `logits` makes those of hidden
-    states."""
+def read_prompts(plan: Plan, hidden_NX: Tensor, model: DecoderModel) -> dict[str, ReadPart]:
+    """What a step says about the prompts that it read, for the requests that ask; `hidden_NX` is what the model's pass
+    gave."""
     found, first = {}, 0
     for row in plan.rows:
         # A row that was put back reads its own output again, of which nobody asks.
         count = min(row.query_len, len(row.request.prompt) - row.start)
         if row.known_tokens and row.request.params.reads_prompt and count > 0:
-            found[row.request.id] = _read(row, hidden_ND[first : first + count], logits)
+            found[row.request.id] = _read(row, model.finish(hidden_NX[first : first + count]), model.lm_head)
         first += row.query_len
     return found
 

@@ -151,4 +151,4 @@ def _draft_state(drafter: Built, config: EngineConfig, state: State) -> State:
         dtype=drafter.ops.activation_dtype,
         device=drafter.ops.device,
     )
-    return State(drafter.model.state_specs, drafter.model.config.hidden_size, capacity)
+    return State(drafter.model.state_specs, drafter.model.tap_width, capacity)

@@ -17,6 +17,8 @@ class Context:
     angles: Angles
     attention: PreparedStep
     delta_net: PreparedStep | None = None
+    tokens_N: Tensor | None = None
+    """The tokens themselves, which a target adds for layers that route by them."""
 
     @property
     def key(self) -> Hashable:

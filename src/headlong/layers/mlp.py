@@ -1,7 +1,7 @@
 """The feed-forward half of a layer: dense, or experts with a shared one."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -72,19 +72,25 @@ class MoeConfig:
 class MoeMlp:
     """The routed experts' sum, plus the shared expert."""
 
-    def __init__(self, config: MoeConfig, scope: Scope) -> None:
+    def __init__(self, config: MoeConfig, scope: Scope, table_size: int | None = None) -> None:
+        """With a `table_size`, each of so many tokens of the vocabulary has experts of its own, which a table lists."""
         self.config = c = config
+        self.table_VA = None
+        routing = c.routing
+        if table_size is not None:
+            self.table_VA = scope.indices("gate.tid2eid", table_size, c.num_active, below=c.num_experts)
+            routing = replace(routing, given=True)
         gates = [("gate", c.num_experts), *([("shared_expert_gate", 1)] if c.shared_gate else [])]
         self.gates = scope.stacked(*gates, in_features=c.hidden_size, bias=c.biased, shard=Shard.NONE)
         size, shared = c.shared_intermediate_size, None
         if size:
             shared = _expert(c.hidden_size, size, scope("shared_expert"))
         weights = MoeWeights(
-            routing=c.routing,
+            routing=routing,
             load=(_biased_experts if c.biased else _experts)(c, scope("experts")),
             shared=shared,
             shared_gate=c.shared_gate,
-            bias_E=scope.vector("gate.e_score_correction_bias", c.num_experts) if c.has_bias else None,
+            bias_E=self._bias(scope) if c.has_bias and not routing.given else None,
             shards=(Shard.OUTPUT, Shard.INPUT),
             activation=c.activation,
         )
@@ -93,11 +99,24 @@ class MoeMlp:
         if shared is not None and not self.experts.has_shared:
             self.shared = scope.ops.expert(shared, weights.shards, c.activation)
 
-    def add_to(self, normed: Normed, to_ND: Tensor, then: Norm) -> tuple[Tensor, Normed]:
-        """Added to `to_ND`, and what `then` makes of that."""
+    def _bias(self, scope: Scope) -> Tensor:
+        return scope.vector("gate.e_score_correction_bias", self.config.num_experts)
+
+    def add_to(
+        self, normed: Normed, to_ND: Tensor, then: Norm, tokens_N: Tensor | None = None
+    ) -> tuple[Tensor, Normed]:
+        """Added to `to_ND`, and what `then` makes of that. `tokens_N` are for the table, if there is one."""
         logits_NR = self.gates(normed)
         shared_ND = None if self.shared is None else self.shared(normed)
-        return self.experts(normed, logits_NR, shared_ND, to_ND, then)
+        chosen_NA = None
+        if self.table_VA is not None:
+            assert tokens_N is not None, "experts are looked up by the tokens"
+            chosen_NA = self.table_VA[tokens_N]
+        return self.experts(normed, logits_NR, shared_ND, to_ND, then, chosen_NA)
+
+    def output(self, normed: Normed, like_ND: Tensor, tokens_N: Tensor | None) -> Tensor:
+        """The layer's output by itself, in the dtype and the shape of a residual."""
+        return self.add_to(normed, torch.zeros_like(like_ND), _as_it_is, tokens_N)[0]
 
     def instructions(self) -> list[Instruction]:
         """This layer, from the buffer FIRST, added to the stream."""
@@ -105,6 +124,11 @@ class MoeMlp:
             program.Gemm(self.gates, FIRST, SECOND),
             program.Experts(self.experts, FIRST, SECOND, STREAM),
         ]
+
+
+def _as_it_is(x_ND: Tensor) -> Tensor:
+    """The norm of what nothing follows."""
+    return x_ND
 
 
 def _experts(c: MoeConfig, scope: Scope) -> Callable[[int], ExpertWeights]:

@@ -30,6 +30,10 @@ class Scope:
     def vector(self, name: str, *shape: int) -> Tensor:
         return self.source.vector(self.prefix + name, *shape, dtype=self.ops.activation_dtype)
 
+    def indices(self, name: str, *shape: int, below: int) -> Tensor:
+        """Whole numbers from 0 to `below` − 1."""
+        return self.source.indices(self.prefix + name, *shape, below=below)
+
     def norm_weight(self, name: str, size: int, *, centred: bool = True) -> Tensor:
         """A norm's multiplier; a `centred` one is stored as w where 1 + w is meant."""
         weight = self.vector(f"{name}.weight", size)

@@ -12,7 +12,7 @@ from headlong.errors import CheckpointError
 from headlong.layers.weights import Scope
 from headlong.models.config import ModelConfig
 from headlong.ops.linear.linear import Shard
-from headlong.ops.rope.reference import Rotary
+from headlong.ops.rope.reference import Rotary, frequencies_of
 
 ROPE_FACTORS = "rope_freqs.weight"
 """Divisors of the rotary frequencies, which a GGUF file holds where others say in the config how to compute them."""
@@ -41,13 +41,26 @@ class Embeddings:
     def embed(self, tokens_N: Tensor) -> Tensor:
         return self.embedding(tokens_N)
 
-    def logits(self, hidden_ND: Tensor) -> Tensor:
-        return self.lm_head(hidden_ND)
+
+def frequencies(config: ModelConfig) -> list[Tensor]:
+    """The rotary frequencies by the config: those of the one base, or of both."""
+    bases = [(config.rope_theta, config.rope_scaling)]
+    if config.second_rope is not None:
+        bases.append((config.second_rope.theta, config.second_rope.scaling))
+    return [
+        frequencies_of(
+            theta, config.rotary_dim, None if scaling is None else scaling.factors(theta, config.rotary_dim)
+        )
+        for theta, scaling in bases
+    ]
 
 
 def _rotary(config: ModelConfig, scope: Scope) -> Rotary:
     """Stored factors win over a scaling in the config: they are what it would compute."""
     theta, rotary_dim = config.rope_theta, config.rotary_dim
+    if config.second_rope is not None:
+        first, second = frequencies(config)
+        return Rotary.beside([first, second], scope.ops.device)
     factors = None
     if scope.has(ROPE_FACTORS):
         factors = scope.vector(ROPE_FACTORS, rotary_dim // 2)

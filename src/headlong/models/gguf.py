@@ -92,7 +92,9 @@ class GgufSpec:
     windows: bool = False
     """Whether such files can say that layers attend through a window."""
     runs_head: bool = False
-    """Whether llama.cpp knows this architecture's MTP head."""
+    """Whether llama.cpp knows this architecture's MTP head, and reads it from the model's own file."""
+    head_apart: bool = False
+    """Whether it reads the head from a file of its own, `mtp-` before the model's name."""
 
     @property
     def arch(self) -> str:
@@ -122,7 +124,7 @@ def config_from_gguf(
     config |= spec.fields(keys, tensors, num_layers)
     if in_head := keys.int("nextn_predict_layers", 0, low=0):
         config |= head.config_fields(in_head)
-    return config | token_ids(metadata)
+    return {name: value for name, value in config.items() if value is not None} | token_ids(metadata)
 
 
 def gguf_metadata(

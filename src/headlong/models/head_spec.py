@@ -4,6 +4,7 @@ All heads have in common: a layer is given the pair of a hidden state and the em
 it, both normed, and what it says goes through a norm to an lm_head.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,9 +43,11 @@ class HeadSpec:
     @property
     def refusal(self) -> str | None:
         """Why no such head can be computed here; None if it can."""
-        if self.tap != "post_norm":
+        if self.tap == "pre_norm":
             return f"it reads the target's hidden states {_AT[self.tap]}, which is not supported"
-        if self.recycle != "post_norm" or not self.chained:
+        if self.tap == "streams" and self.join != "sum":
+            return "it joins several residual streams side by side with the embedding, which is not supported"
+        if self.recycle != self.tap or not self.chained:
             what = f"its output {_AT[self.recycle]}" if self.chained else "the target's hidden state"
             return f"its further drafts read {what}, which is not supported"
         if self.kv != "own":
@@ -52,6 +55,22 @@ class HeadSpec:
         if missing := {"embedding", "lm_head"} - set(self.shares):
             return f"it has {' and '.join(sorted(missing))} of its own, which is not supported"
         return None
+
+
+_DSPARK = ("main_proj", "markov_head", "confidence_head")
+"""The modules that blocks of DSpark have, in the layers of a head or in none."""
+
+
+def other_drafter(names: Iterable[str]) -> str | None:
+    """What the head's tensors are where they are no MTP head's, by their canonical names; None if they may be one's."""
+    parts = {part for name in names for part in name.split(".")[1:]}
+    found = [module for module in _DSPARK if module in parts]
+    if len(found) < 2 or parts & {"fc", "fc_embedding", "fc_hidden"}:
+        return None
+    return (
+        f"the blocks named mtp.* are DSpark's: there are {', '.join(found)} and no join of embedding and hidden state; "
+        "such a drafter is no MTP head and not supported"
+    )
 
 
 _AT = {

@@ -3,6 +3,9 @@
     x = join(norm_e(E[t+1]), norm_h(h))   h is the target's hidden state, or what a pass of the head said
     out = norm(layer(x))                  what the next draft recycles in place of h
 
+Where there are several residual streams, h and out are all of them before they are collapsed: the embedding is joined
+with each, and a collapse and a norm of the head's own make of out what the lm_head takes.
+
 Pair (h_i, t_{i+1}) stands at position i and predicts t_{i+2}. How the two are joined, and in which order, is data
 (`HeadSpec`). Embedding and lm_head are the target's and come in as arguments, so the head can be built, moved or left
 out on its own.
@@ -15,8 +18,6 @@ layer k reads the output of layer k - 1 where here it reads the target's hidden 
 which that output foretells. Tokens cannot change by it, since the target decides; how many drafts stand may.
 """
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
@@ -26,33 +27,36 @@ from headlong.layers.weights import Scope
 from headlong.models.config import ModelConfig
 from headlong.models.decoder import LayerFactory
 from headlong.models.head_spec import HeadSpec
+from headlong.models.stack import States, stack
 from headlong.ops import program
 from headlong.ops.linear.linear import Shard
-from headlong.ops.norm.normed import Normed, whole
-from headlong.ops.program import FIRST, GIVEN, RESULT, STREAM, Instruction
-from headlong.state.layer_state import LayerState
+from headlong.ops.norm.normed import whole
+from headlong.ops.program import FIRST, GIVEN, STREAM, Instruction
 from headlong.state.specs import LayerSpec
-
-States = Mapping[str, LayerState]
 
 
 class Join:
-    """Two inputs of the hidden size, each normed, to one."""
+    """Two inputs of the hidden size, each normed, to one; or an embedding and several streams, joined with each."""
 
     def __init__(self, config: ModelConfig, spec: HeadSpec, scope: Scope) -> None:
         size, eps, centred = config.hidden_size, config.eps, config.centred_norms
         self.spec = spec
         self.embedding_norm = scope.norm("pre_fc_norm_embedding", size, eps, centred=centred, inside=True)
         self.hidden_norm = scope.norm("pre_fc_norm_hidden", size, eps, centred=centred, inside=True)
-        if spec.join == "concat":
+        # GGUF has the two matrices of a sum side by side.
+        self.is_one = spec.join == "concat" or scope.has("fc.weight")
+        if self.is_one:
             self.parts = [scope.linear("fc", size, 2 * size, shard=Shard.NONE)]
         else:
             names = ("fc_embedding", "fc_hidden")
             self.parts = [scope.linear(name, size, size, shard=Shard.NONE) for name in names]
 
     def __call__(self, embedding_ND: Tensor, hidden_ND: Tensor) -> Tensor:
+        """Returns [N, D], or [N, streams, D] where the hidden states are streams."""
+        if self.spec.tap == "streams":
+            return self._each_stream(embedding_ND, hidden_ND)
         pair = [self.embedding_norm(embedding_ND), self.hidden_norm(hidden_ND)]
-        if self.spec.join == "sum":
+        if not self.is_one:
             embedding_part, hidden_part = (
                 part(normed) for part, normed in zip(self.parts, pair, strict=True)
             )
@@ -61,10 +65,23 @@ class Join:
             pair.reverse()
         return self.parts[0](torch.cat(pair, dim=-1)).to(hidden_ND.dtype)
 
+    def _each_stream(self, embedding_ND: Tensor, hidden_NX: Tensor) -> Tensor:
+        token_ND = self.embedding_norm(embedding_ND)
+        streams = self.hidden_norm(hidden_NX.reshape(-1, embedding_ND.shape[1]))
+        if self.is_one:
+            (fc,) = self.parts
+            count = len(streams) // len(embedding_ND)
+            pairs = torch.cat([whole(token_ND).repeat_interleave(count, 0), whole(streams)], dim=-1)
+            return fc(pairs).view(len(embedding_ND), count, -1).to(hidden_NX.dtype)
+        embedding_part, hidden_part = self.parts
+        token_ND, streams = embedding_part(token_ND), whole(hidden_part(streams))
+        joined = streams.view(len(embedding_ND), -1, token_ND.shape[1]) + token_ND[:, None]
+        return joined.to(hidden_NX.dtype)
+
     def instructions(self) -> list[Instruction]:
         """The join as instructions: the embedding comes in the stream, the hidden state is given, and the stream gets
         both joined."""
-        if self.spec.join == "sum":
+        if not self.is_one:
             embedding_part, hidden_part = self.parts
             return [
                 program.Norm(self.embedding_norm, STREAM, FIRST),
@@ -91,31 +108,24 @@ class MtpLayer:
         """`joined` is where the norm lies, beside the join's tensors; `scope` is the block's."""
         self.join = join
         self.layer = layer(config, None, scope)
-        self.norm = joined.norm("norm", config.hidden_size, config.eps, centred=config.centred_norms)
-        joining, ops = join.instructions(), scope.ops
-        self.forward_program = ops.compile(
-            [*joining, *self.layer.instructions(), program.Norm(self.norm, STREAM, RESULT)]
-        )
-        self.remember_program = ops.compile([*joining, *self.layer.remembering()])
+        self.stack = stack([self.layer], config, joined)
+        self.forward_program = self.remember_program = None
+        if (instructions := self.stack.instructions()) is not None:
+            joining, ops = join.instructions(), scope.ops
+            self.forward_program = ops.compile([*joining, *instructions])
+            self.remember_program = ops.compile([*joining, *self.stack.remembering()])
 
     def forward(self, embedding_ND: Tensor, hidden_ND: Tensor, context: Context, states: States) -> Tensor:
         if self.forward_program is not None:
             return self.forward_program(embedding_ND, context.attention, context.angles, states, hidden_ND)
-        x_ND, normed = self._joined(embedding_ND, hidden_ND)
-        return whole(self.layer(x_ND, normed, context, states[self.layer.name], self.norm)[1])
+        return self.stack.run(self.join(embedding_ND, hidden_ND), context, states)
 
     def remember(self, embedding_ND: Tensor, hidden_ND: Tensor, context: Context, states: States) -> None:
         """Leaves the pairs' keys and values behind, all that later pairs see of them."""
         if self.remember_program is not None:
             self.remember_program(embedding_ND, context.attention, context.angles, states, hidden_ND)
             return
-        normed = self._joined(embedding_ND, hidden_ND)[1]
-        self.layer.remember(normed, context, states[self.layer.name])
-
-    def _joined(self, embedding_ND: Tensor, hidden_ND: Tensor) -> tuple[Tensor, Normed]:
-        """What the block is given, and what its first norm makes of that."""
-        x_ND = self.join(embedding_ND, hidden_ND)
-        return x_ND, self.layer.mixer_norm(x_ND)
+        self.stack.remember(self.join(embedding_ND, hidden_ND), context, states)
 
 
 class MtpHead:
@@ -158,6 +168,10 @@ class MtpHead:
             if layer is not speaker:  # a program computes in the embedding's place
                 layer.remember(embedding_ND.clone(), hidden_ND, context, states)
         return speaker.forward(embedding_ND, hidden_ND, context, states)
+
+    def finish(self, out_NX: Tensor, depth: int = 0) -> Tensor:
+        """What the lm_head takes of the output of the layer for drafts at `depth`."""
+        return self.layers[depth % len(self.layers)].stack.finish(out_NX)
 
     def remember(self, embedding_ND: Tensor, hidden_ND: Tensor, context: Context, states: States) -> None:
         """Leaves the pairs' keys and values behind, all that later pairs see of them."""

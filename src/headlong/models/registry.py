@@ -9,6 +9,7 @@ from headlong.checkpoint.tensor_info import TensorInfo
 from headlong.errors import CheckpointError, ConfigError
 from headlong.models import (
     deepseek_v3,
+    deepseek_v4,
     gguf,
     glm4_moe,
     gpt_oss,
@@ -35,6 +36,8 @@ FAMILIES: dict[str, Family] = {
     "glm4_moe": glm4_moe.FAMILY,
     "deepseek_v3": deepseek_v3.FAMILY,
     "kimi_k2": deepseek_v3.KIMI,
+    "deepseek_v4": deepseek_v4.FAMILY,
+    "deepseek_ref": deepseek_v4.FAMILY,
     "glm4_moe_lite": deepseek_v3.FLASH,
     "gpt_oss": gpt_oss.FAMILY,
     "qwen3_5": qwen3_5.DENSE,

@@ -11,9 +11,25 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from headlong.ops.compressed_attention.weights import CompressedAttentionWeights
+from headlong.ops.compressor.weights import CompressorWeights
 from headlong.ops.delta_net.reference import DeltaNetWeights
 from headlong.ops.gated_attention.reference import GatedAttentionWeights
-from headlong.ops.interfaces import DeltaNet, Embedding, Experts, GatedAttention, LatentAttention
+from headlong.ops.hyper_connection.weights import HyperWeights
+from headlong.ops.indexer.weights import IndexerSizes
+from headlong.ops.interfaces import (
+    Collapse,
+    CompressedAttention,
+    Compressor,
+    DeltaNet,
+    Embedding,
+    Experts,
+    GatedAttention,
+    GroupedLinear,
+    HyperConnection,
+    Indexer,
+    LatentAttention,
+)
 from headlong.ops.latent_attention.weights import LatentAttentionWeights
 from headlong.ops.linear.linear import Argmax, Linear, Projection, Shard
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights
@@ -136,6 +152,21 @@ class Backend(Protocol):
     def gated_attention(self, weights: GatedAttentionWeights) -> GatedAttention: ...
 
     def latent_attention(self, weights: LatentAttentionWeights) -> LatentAttention: ...
+
+    def compressed_attention(self, weights: CompressedAttentionWeights) -> CompressedAttention: ...
+
+    def compressor(self, weights: CompressorWeights) -> Compressor: ...
+
+    def indexer(self, sizes: IndexerSizes) -> Indexer: ...
+
+    def hyper_connection(self, weights: HyperWeights) -> HyperConnection: ...
+
+    def collapse(self, weights: HyperWeights) -> Collapse: ...
+
+    def grouped_linear(self, weight: Weight, groups: int) -> GroupedLinear:
+        """Makes a block-diagonal linear. The rows of `weight` are those of the groups' matrices, one group after the
+        other; each has an equal part of the inputs, as many as `weight` has columns."""
+        ...
 
     def delta_net(self, weights: DeltaNetWeights) -> DeltaNet: ...
 

@@ -1,12 +1,14 @@
 """What a step's native kernels share: which rows it feeds, where their pages are, and on how many threads."""
 
 import ctypes
+from functools import cached_property
 from operator import add
 
 import torch
 from torch import Tensor
 
 from headlong.ops import native
+from headlong.ops.places import Places
 from headlong.ops.prepared import PreparedStep
 from headlong.ops.rope.reference import Angles
 from headlong.types import Rows
@@ -28,12 +30,13 @@ class _Step(ctypes.Structure):
 class NativeStep(PreparedStep):
     """The rows of one step, made once for all layers; it keeps alive what the C structure points at."""
 
-    def __init__(self, table_R5: Tensor, longest: int, pages_RP: Tensor | None = None) -> None:
-        """Takes a line of the table for each row, as `Rows.table` has them; `longest` is the most tokens that any row
-        attends to. `pages_RP` may be left out where nobody attends."""
+    def __init__(self, rows: Rows, pages_RP: Tensor | None = None, page_size: int = 0) -> None:
+        """`pages_RP` may be left out where nobody attends."""
         if pages_RP is not None:
             assert pages_RP.dtype == torch.long and pages_RP.is_contiguous()
+        table_R5, longest = rows.table, max(map(add, rows.starts, rows.query_lens))
         self._kept = (table_R5, pages_RP)
+        self._rows, self._page_size = rows, page_size
         self._step = _Step(
             table_R5.data_ptr(),
             None if pages_RP is None else pages_RP.data_ptr(),
@@ -46,9 +49,14 @@ class NativeStep(PreparedStep):
         )
 
     @classmethod
-    def of(cls, rows: Rows, pages_RP: Tensor | None = None) -> "NativeStep":
-        longest = max(map(add, rows.starts, rows.query_lens))
-        return cls(rows.table, longest, pages_RP)
+    def of(cls, rows: Rows, pages_RP: Tensor | None = None, page_size: int = 0) -> "NativeStep":
+        return cls(rows, pages_RP, page_size)
+
+    @cached_property
+    def places(self) -> Places:
+        pages_RP = self._kept[1]
+        assert pages_RP is not None, "a step whose pages are known"
+        return Places.of(self._rows, pages_RP, self._page_size)
 
     def address(self, angles: Angles | None = None) -> int:
         """Returns the address of the C structure that describes this step, with these rotations."""

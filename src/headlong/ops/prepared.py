@@ -5,6 +5,8 @@ from typing import Self
 
 from torch import Tensor
 
+from headlong.ops.places import Places
+
 
 class PreparedStep:
     """Which rows a step feeds and where their pages and slots are, in the form that one backend's ops read.
@@ -12,6 +14,11 @@ class PreparedStep:
     Layers pass it on without looking inside. Where a backend's steps can be captured as CUDA graphs, it also says what
     a graph depends on, and can be read from other tensors.
     """
+
+    @property
+    def places(self) -> Places:
+        """Where each token is, for ops in plain torch."""
+        raise NotImplementedError(f"{type(self).__name__} is for kernels alone")
 
     @property
     def key(self) -> Hashable:

@@ -10,10 +10,32 @@ from torch import Tensor
 
 from headlong.ops.argmax import reference as argmax
 from headlong.ops.backend import Backend, Draw, Penalise, Sample
+from headlong.ops.compressed_attention.reference import ReferenceCompressedAttention
+from headlong.ops.compressed_attention.weights import CompressedAttentionWeights
+from headlong.ops.compressor.reference import ReferenceCompressor
+from headlong.ops.compressor.weights import CompressorWeights
 from headlong.ops.delta_net.reference import DeltaNetWeights, ReferenceDeltaNet
 from headlong.ops.embedding.reference import ReferenceEmbedding
 from headlong.ops.gated_attention.reference import GatedAttentionWeights, ReferenceGatedAttention
-from headlong.ops.interfaces import DeltaNet, Embedding, Experts, GatedAttention, LatentAttention
+from headlong.ops.grouped_linear.reference import ReferenceGroupedLinear
+from headlong.ops.grouped_linear.rows import rows_of
+from headlong.ops.hyper_connection.reference import ReferenceCollapse, ReferenceHyperConnection
+from headlong.ops.hyper_connection.weights import HyperWeights
+from headlong.ops.indexer.reference import ReferenceIndexer
+from headlong.ops.indexer.weights import IndexerSizes
+from headlong.ops.interfaces import (
+    Collapse,
+    CompressedAttention,
+    Compressor,
+    DeltaNet,
+    Embedding,
+    Experts,
+    GatedAttention,
+    GroupedLinear,
+    HyperConnection,
+    Indexer,
+    LatentAttention,
+)
 from headlong.ops.latent_attention.reference import ReferenceLatentAttention
 from headlong.ops.latent_attention.weights import LatentAttentionWeights
 from headlong.ops.linear.biased import BiasedLinear
@@ -177,6 +199,24 @@ class ReferenceBackend(Backend):
 
     def latent_attention(self, weights: LatentAttentionWeights) -> LatentAttention:
         return ReferenceLatentAttention(weights, self.activation_dtype)
+
+    def compressed_attention(self, weights: CompressedAttentionWeights) -> CompressedAttention:
+        return ReferenceCompressedAttention(weights)
+
+    def compressor(self, weights: CompressorWeights) -> Compressor:
+        return ReferenceCompressor(weights)
+
+    def indexer(self, sizes: IndexerSizes) -> Indexer:
+        return ReferenceIndexer(sizes)
+
+    def hyper_connection(self, weights: HyperWeights) -> HyperConnection:
+        return ReferenceHyperConnection(weights, self._multiplied(weights.fn_MX))
+
+    def collapse(self, weights: HyperWeights) -> Collapse:
+        return ReferenceCollapse(weights, self._multiplied(weights.fn_MX))
+
+    def grouped_linear(self, weight: Weight, groups: int) -> GroupedLinear:
+        return ReferenceGroupedLinear([self.linear(rows) for rows in rows_of(weight, groups)])
 
     def delta_net(self, weights: DeltaNetWeights) -> DeltaNet:
         return ReferenceDeltaNet(weights)

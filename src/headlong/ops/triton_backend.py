@@ -12,13 +12,14 @@ from torch import Tensor
 
 from headlong.ops.argmax.triton import argmax
 from headlong.ops.backend import NEAR_TIES
+from headlong.ops.compressed_attention.weights import CompressedAttentionWeights
 from headlong.ops.delta_net.reference import DeltaNetWeights
 from headlong.ops.delta_net.triton import TritonDeltaNet
 from headlong.ops.draw.triton import draw
 from headlong.ops.draw.triton_sample import sample
 from headlong.ops.gated_attention.reference import GatedAttentionWeights
 from headlong.ops.gated_attention.triton import TritonGatedAttention
-from headlong.ops.interfaces import DeltaNet, Experts, GatedAttention, LatentAttention
+from headlong.ops.interfaces import CompressedAttention, DeltaNet, Experts, GatedAttention, LatentAttention
 from headlong.ops.latent_attention.triton import TritonLatentAttention
 from headlong.ops.latent_attention.weights import LatentAttentionWeights
 from headlong.ops.linear.linear import Linear, Projection, SiluMul
@@ -117,6 +118,10 @@ class TritonBackend(ReferenceBackend):
 
     def latent_attention(self, weights: LatentAttentionWeights) -> LatentAttention:
         return TritonLatentAttention(weights, self.dtype)
+
+    def compressed_attention(self, weights: CompressedAttentionWeights) -> CompressedAttention:
+        self._leave("compressed attention", "there is no kernel for it")
+        return super().compressed_attention(weights)
 
     def delta_net(self, weights: DeltaNetWeights) -> DeltaNet:
         return TritonDeltaNet(weights, self.dtype)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headlong.env import triton_ops_wanted
+from headlong.ops.places import Places
 from headlong.ops.prepared import PreparedStep
 from headlong.ops.upload import upload
 from headlong.types import Rows
@@ -46,6 +47,14 @@ class TritonStep(PreparedStep):
     """The most tokens that any row has."""
     longest: int
     """The most positions that any row attends to, rounded up."""
+
+    @property
+    def places(self) -> Places:
+        slot_N, start_N, count_N, _, _, first_N = self.table_R6.long()[self.row_N.long()].unbind(1)
+        row_N, position_N, pages_RP = self.row_N.long(), self.position_N.long(), self.pages_RP.long()
+        return Places(
+            row_N, slot_N, position_N, start_N, start_N + count_N, first_N, pages_RP, self.page_size
+        )
 
     @property
     def key(self) -> Hashable:

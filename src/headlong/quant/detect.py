@@ -63,6 +63,7 @@ PART_NAMES: frozenset[str] = (
         "weight_global_scale",
         "qweight",
         "qzeros",
+        "scale",
         "scales",
         "g_idx",
         "biases",

@@ -1,6 +1,6 @@
 """FP8: eight-bit floats times a scale per block, per row or for the whole matrix.
 
-Whether it is called `weight_scale` or `weight_scale_inv`, the scale multiplies. Activations stay in float, so their
+Whether it is called `weight_scale`, `weight_scale_inv` or `scale`, it multiplies. Activations stay in float, so their
 static scales are left alone. Knows nothing of who multiplies.
 """
 
@@ -29,7 +29,9 @@ from headlong.quant.parts import (
 )
 
 FP8_DTYPES = ("F8_E4M3", "F8_E5M2")
-SCALE_NAMES = ("weight_scale_inv", "weight_scale")
+SCALE_NAMES = ("weight_scale_inv", "weight_scale", "scale")
+OF_BLOCKS = ("weight_scale_inv", "scale")
+"""What DeepSeek calls the scales of blocks, in V3 and in V4."""
 USUAL_BLOCK = (128, 128)
 LIKELY_SIDE = 16
 """What the sides of blocks are multiples of, where they are no powers of two."""
@@ -79,22 +81,26 @@ class Fp8Format(Format):
         weight = expect(parts, "weight", FP8_DTYPES, shape)
         names = [name for name in SCALE_NAMES if name in parts]
         if not names:
-            raise CheckpointError("an FP8 weight needs weight_scale or weight_scale_inv beside it")
+            raise CheckpointError("an FP8 weight needs weight_scale, weight_scale_inv or scale beside it")
         if len(names) > 1:
             raise CheckpointError(
-                "an FP8 weight has one scale, weight_scale or weight_scale_inv, and here are both"
+                f"an FP8 weight has one scale, weight_scale, weight_scale_inv or scale, and here are "
+                f"{' and '.join(names)}"
             )
         (name,) = names
-        scale = expect(parts, name, SCALE_BITS)
+        scale = expect(parts, name, (*SCALE_BITS, "U8"))
         granularity, block = _shared_by(
             name, scale.shape, (shape[0], shape[1]), hint.get("weight_block_size")
         )
-        return cls(granularity, block, weight.dtype, name, SCALE_BITS[scale.dtype])
+        return cls(granularity, block, weight.dtype, name, SCALE_BITS.get(scale.dtype, 8))
 
     def pack(self, parts: Mapping[str, Tensor], shape: Shape) -> "Fp8Weight":
         out_features, in_features = shape
         rows, columns = self.block
-        scale = check_finite(self.scale_name, parts[self.scale_name])
+        scale = parts[self.scale_name]
+        scale = check_finite(
+            self.scale_name, scale.view(torch.float8_e8m0fnu) if scale.dtype is torch.uint8 else scale
+        )
         grid = (ceil(out_features / rows), ceil(in_features / columns))
         return Fp8Weight(self, out_features, in_features, self.block, parts["weight"], scale.view(grid))
 
@@ -106,13 +112,13 @@ def _shared_by(
     known = [block for block in (_as_block(hinted), USUAL_BLOCK) if block is not None]
     fitting = [block for block in known if _grid(shape, block) == scale]
     # Under the block formats' own name a [1, 1] is one cut-off block; elsewhere it is a scale for all.
-    if fitting and name == "weight_scale_inv":
+    if fitting and name in OF_BLOCKS:
         return "block", fitting[0]
     if scale in ((out_features,), (out_features, 1)):
         return "channel", (1, in_features)
     block = _as_block(hinted)
     # Smaller blocks than the config's are a choice, larger ones are scales that were lost.
-    if name == "weight_scale_inv" and block is not None and len(scale) == 2:
+    if name in OF_BLOCKS and block is not None and len(scale) == 2:
         wanted = _grid(shape, block)
         if any(found < least for found, least in zip(scale, wanted, strict=True)):
             raise CheckpointError(

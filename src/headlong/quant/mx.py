@@ -2,8 +2,8 @@
 such parts.
 
 gpt-oss calls them blocks and scales, compressed-tensors weight_packed and weight_scale, modelopt and Quark weight and
-weight_scale; MLX keeps codes in 32-bit words. The low half of a byte comes first in all. Knows nothing of who
-multiplies.
+weight_scale, DeepSeek-V4 weight and scale; MLX keeps codes in 32-bit words. The low half of a byte comes first in all.
+Knows nothing of who multiplies.
 """
 
 from collections.abc import Mapping
@@ -13,15 +13,14 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from headlong.errors import CheckpointError
 from headlong.quant.format import Format, Grouped, Grouping, PackedWeight, Part, Shape
 from headlong.quant.fp8 import Fp8Weight, decode_fp8
 from headlong.quant.ints import lookup_nibbles, split_nibbles
 from headlong.quant.nvfp4 import E2M1, Nvfp4Weight
-from headlong.quant.parts import ACTIVATION_PARTS, Rows, RowWeight, by_group, check_finite, expect
+from headlong.quant.parts import ACTIVATION_PARTS, POWERS, Rows, RowWeight, by_group, check_finite, expect
 
 GROUP = 32
-POWERS = ("U8", "F8_E8M0")
-"""The dtypes that exponents are stored in."""
 Kind = Literal["mxfp4", "mxfp8", "nvfp4"]
 _BITS: dict[str, int] = {"mxfp4": 4, "mxfp8": 8, "nvfp4": 4}
 _GROUPS: dict[str, int] = {"mxfp4": GROUP, "mxfp8": GROUP, "nvfp4": 16}
@@ -47,6 +46,8 @@ class _Spelling(NamedTuple):
 _SPELLINGS = (
     _Spelling("weight_packed", "weight_scale", "mxfp4", "U8"),
     _Spelling("weight", "weight_scale", "mxfp4", "U8"),
+    _Spelling("weight", "scale", "mxfp4", "I8"),
+    _Spelling("weight", "scale", "mxfp4", "U8"),
     _Spelling("blocks", "scales", "mxfp4", "U8"),
     _Spelling("weight", "weight_scale", "mxfp8", "F8_E4M3"),
     _Spelling("weight", "scales", "mxfp4", "U32"),
@@ -90,6 +91,9 @@ class MxFormat(Format):
     @classmethod
     def detect(cls, parts: Mapping[str, Part], shape: Shape, hint: Mapping[str, Any]) -> "MxFormat | None":
         out_features, in_features = shape
+        alone = parts["weight"] if parts.keys() == {"weight"} else None
+        if alone == Part("I8", (out_features, in_features // 2)):
+            raise CheckpointError("codes of four bits, two to a byte, need scale beside them")
         for codes, scales, kind, dtype in _SPELLINGS:
             spelling = _Spelling(codes, scales, kind, dtype)
             if codes not in parts or scales not in parts or parts[codes].dtype != dtype:
@@ -105,7 +109,7 @@ class MxFormat(Format):
             if fits and hint.get("mode") in (None, kind):
                 return cls(kind, codes, scales)
             # A float of eight bits may have powers of two in blocks of any shape.
-            if codes in ("blocks", "weight_packed") or dtype == "U8":
+            if codes in ("blocks", "weight_packed") or dtype in ("U8", "I8"):
                 wanted = spelling.codes_shape(shape)
                 expect(parts, codes, (dtype,), wanted)
                 expect(parts, scales, POWERS, (out_features, in_features // group))

@@ -76,10 +76,10 @@ class Nvfp4Format(Format):
         claimed = [
             name for name in ("weight", "weight_packed") if name in parts and parts[name].dtype == "U8"
         ]
-        if len(claimed) != 1 or "weight_scale" not in parts:
+        found = cls(divides=claimed == ["weight_packed"])
+        if len(claimed) != 1 or not parts.keys() & {"weight_scale", found.global_name}:
             return None
         out_features, in_features = shape
-        found = cls(divides=claimed == ["weight_packed"])
         if in_features % 2:
             raise CheckpointError(
                 f"an NVFP4 weight cannot have an odd number of input features: {list(shape)}"

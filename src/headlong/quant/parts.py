@@ -15,6 +15,8 @@ from headlong.quant.format import Format, PackedWeight, Part, Shape
 
 FLOAT_BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16}
 SCALE_BITS = {"F32": 32, "F16": 16, "BF16": 16, "F8_E8M0": 8}
+POWERS = ("U8", "F8_E8M0")
+"""The dtypes that exponents are stored in: powers of two, a byte each."""
 SCALAR_SHAPES: tuple[Shape, ...] = ((), (1,), (1, 1))
 
 _KEPT_IN_FLOAT = "it quantises activations, which Headlong keeps in float"

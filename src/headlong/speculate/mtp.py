@@ -76,6 +76,10 @@ class MtpProposer:
         """The head's output for each token, given the hidden state before it, at a depth of drafts."""
         return self.reader.forward(tokens_N, hidden_ND, context, depth)
 
+    def finish(self, out_ND: Tensor, depth: int = 0) -> Tensor:
+        """What the lm_head takes of the head's output at a depth of drafts."""
+        return self.head.finish(out_ND, depth)
+
     def draft_pass(
         self, tokens_L: Tensor, hidden_LD: Tensor, context: Context, depth: int
     ) -> tuple[Tensor, Tensor]:
@@ -84,7 +88,7 @@ class MtpProposer:
 
         def run(tokens_L: Tensor, hidden_LD: Tensor, context: Context) -> tuple[Tensor, ...]:
             out_LD = self.forward(tokens_L, hidden_LD, context, depth)
-            return out_LD, self.vocabulary.logits(out_LD)
+            return out_LD, self.vocabulary.logits(self.head.finish(out_LD, depth))
 
         out_LD, logits_LT = self._replay(f"draft {depth}", run, tokens_L, hidden_LD, context)
         return out_LD, logits_LT
@@ -263,7 +267,7 @@ class _Passes:
             self._angles = angles(positions.flatten(), self._model.rotary, dtype, last)
 
     def first(self) -> Tensor:
-        return self._proposer.vocabulary.logits(self._hidden_LD)
+        return self._proposer.vocabulary.logits(self._proposer.finish(self._hidden_LD))
 
     def after(self, drafts: Sequence[Tensor], live: list[int], stay: list[int] | None) -> Tensor:
         """Hidden states of the rows that go on."""

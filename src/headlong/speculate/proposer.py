@@ -19,6 +19,10 @@ class DeviceDrafter(Protocol):
         """What the head says after each token, given the hidden state before it, at a depth of drafts."""
         ...
 
+    def finish(self, out_ND: Tensor, depth: int = 0) -> Tensor:
+        """What the lm_head takes of what the head says at a depth of drafts."""
+        ...
+
     def reads(self, plan: Plan) -> bool:
         """Whether it reads what such a step of decoding rows feeds at once."""
         ...

@@ -1,9 +1,9 @@
 """What a layer asks the state to keep for it, and how much of everything there will be.
 
 A spec is the description of one kind of layer state before there are tensors: it counts bytes, says how it is rolled
-back, and allocates. The kinds are beside their specs: `paged_kv.py`, `recurrent.py`, `conv_window.py` and, composed of
-the last two, `delta_net.py`. A new kind is a new pair of such classes; nothing else in the engine asks what kind a spec
-or a layer state is.
+back, and allocates. The kinds are beside their specs: `paged_kv.py`, `latent_kv.py`, `recurrent.py`, `conv_window.py`
+and, composed of the last two, `delta_net.py`; `ring.py`, `entries.py` and, composed of these, `compressed_kv.py`. A new
+kind is a new pair of such classes; nothing else in the engine asks what kind a spec or a layer state is.
 """
 
 from abc import ABC, abstractmethod
@@ -97,14 +97,18 @@ class LayerSpec(ABC):
         page."""
         return 0
 
+    def bytes_per_page(self, page_size: int, kv_dtype: torch.dtype) -> int:
+        """Bytes on each page. A kind that does not keep something of every position overrides this."""
+        return page_size * self.bytes_per_token(kv_dtype)
+
     def bytes_per_slot(self, max_drafts: int, dtype: torch.dtype) -> int:  # noqa: ARG002
         """Bytes in each slot, for `max_drafts` drafts at most."""
         return 0
 
 
-def bytes_per_token(specs: Iterable[LayerSpec], kv_dtype: torch.dtype) -> int:
-    """Bytes on pages for each position, of all layers."""
-    return sum(spec.bytes_per_token(kv_dtype) for spec in specs)
+def bytes_per_page(specs: Iterable[LayerSpec], page_size: int, kv_dtype: torch.dtype) -> int:
+    """Bytes on each page, of all layers."""
+    return sum(spec.bytes_per_page(page_size, kv_dtype) for spec in specs)
 
 
 def bytes_per_slot(specs: Iterable[LayerSpec], max_drafts: int, dtype: torch.dtype) -> int:

@@ -325,7 +325,7 @@ def _allocate(name: str, spec: LayerSpec, capacity: Capacity) -> LayerState:
     own = capacity.of(name)
     with nullcontext() if own is capacity else refusing_oom_on(own.device):
         layer = spec.allocate(own)
-    promised = (own.num_pages + 1) * own.page_size * spec.bytes_per_token(own.kv_dtype)
+    promised = (own.num_pages + 1) * spec.bytes_per_page(own.page_size, own.kv_dtype)
     promised += (own.num_slots + 1) * spec.bytes_per_slot(own.max_drafts, own.dtype)
     assert layer.num_bytes == promised, (
         f"{name}: {layer.num_bytes} bytes were allocated, but {promised} counted"

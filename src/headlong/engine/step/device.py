@@ -214,13 +214,13 @@ class _Passes:
         self._hidden_RD = stages.state.carry_SD[slots_R]
 
     def first(self) -> Tensor:
-        return self._hidden_RD
+        return self._drafter.finish(self._hidden_RD)
 
     def after(self, drafts: Sequence[Tensor], live: list[int], stay: list[int] | None) -> Tensor:  # noqa: ARG002
-        """Hidden states."""
+        """What the lm_head takes."""
         depth = len(drafts)
         self._hidden_RD = self._drafter.forward(drafts[-1], self._hidden_RD, self._ahead[depth - 1], depth)
-        return self._hidden_RD
+        return self._drafter.finish(self._hidden_RD, depth)
 
 
 class _Choice:

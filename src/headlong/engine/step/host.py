@@ -90,7 +90,7 @@ class HostStepper:
 
     def verify(self, plan: Plan, draft: Drafted, computed: Computed) -> Verdict:  # noqa: ARG002
         verdict = verify(*draft, computed.logits_LV, self.sampler)
-        read = read_prompts(draft.plan, computed.hidden_ND, self.runner.model.logits)
+        read = read_prompts(draft.plan, computed.hidden_ND, self.runner.model)
         return replace(verdict, read=read) if read else verdict
 
     def commit(self, plan: Plan, draft: Drafted, computed: Computed, verdict: Verdict) -> None:  # noqa: ARG002

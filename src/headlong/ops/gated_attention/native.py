@@ -42,8 +42,8 @@ class NativeGatedAttention:
         self._bound: tuple[Tensor, AttentionStruct] | None = None
 
     @staticmethod
-    def prepare(rows: Rows, pages_RP: Tensor, page_size: int) -> NativeStep:  # noqa: ARG004 - known from the cache
-        return NativeStep.of(rows, pages_RP)
+    def prepare(rows: Rows, pages_RP: Tensor, page_size: int) -> NativeStep:
+        return NativeStep.of(rows, pages_RP, page_size)
 
     @property
     def out_features(self) -> int:

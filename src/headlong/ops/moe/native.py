@@ -74,7 +74,10 @@ class NativeExperts:
 
     @classmethod
     def load(cls, weights: MoeWeights, source: Callable[[Weight], Source | None]) -> "NativeExperts | None":
-        """Loads the experts; None where the native GEMM cannot take a weight: `source` says which it can."""
+        """Loads the experts; None where the native GEMM cannot take a weight, which `source` says, or the kernel does
+        not route so."""
+        if weights.routing.given or weights.routing.scores == "sqrtsoftplus":
+            return None
         linears = []
         shared = [] if weights.shared is None else [weights.shared]
         for expert in range(weights.routing.num_experts + len(shared)):
@@ -94,10 +97,16 @@ class NativeExperts:
         return ctypes.addressof(self._whole)
 
     def __call__(
-        self, given: Normed, logits_NR: Tensor, shared_ND: Tensor | None, residual_ND: Tensor, then: Norm
+        self,
+        given: Normed,
+        logits_NR: Tensor,
+        shared_ND: Tensor | None,
+        residual_ND: Tensor,
+        then: Norm,
+        chosen_NA: Tensor | None = None,
     ) -> tuple[Tensor, Normed]:
         """Adds the experts' outputs to `residual_ND`, and applies `then`."""
-        assert shared_ND is None, "computed here"
+        assert shared_ND is None and chosen_NA is None, "computed here"
         x_ND, out = whole(given), residual_ND.clone()
         native.kernel("headlong_experts")(
             self.address,

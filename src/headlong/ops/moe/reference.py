@@ -6,29 +6,41 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from headlong.ops.elementwise import sigmoid
+from headlong.ops.elementwise import sigmoid, softplus
 from headlong.ops.moe.routing import SMALL, Routing
 from headlong.ops.moe.weights import MoeWeights
 from headlong.ops.norm.normed import Norm, Normed, whole
 
 
-def route(router_logits_NE: Tensor, routing: Routing, bias_E: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Returns the experts of each token and their weights, both [N, num_active]."""
+def route(
+    router_logits_NE: Tensor,
+    routing: Routing,
+    bias_E: Tensor | None = None,
+    chosen_NA: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Returns the experts of each token and their weights, both [N, num_active]. Those that are `chosen_NA` are not
+    looked for."""
     wide = torch.promote_types(router_logits_NE.dtype, torch.float32)
     by_softmax = routing.scores == "softmax"
     if by_softmax:
         scores_NE = torch.softmax(router_logits_NE, dim=-1, dtype=wide)
-    else:
+    elif routing.scores == "sigmoid":
         scores_NE = sigmoid(router_logits_NE.to(wide))
-    choice_NE = scores_NE if bias_E is None else scores_NE + bias_E.to(wide)
-    if routing.is_grouped:
-        choice_NE = _kept(choice_NE, routing)
-    experts = _best(choice_NE, routing.num_active)
+    else:
+        scores_NE = softplus(router_logits_NE.to(wide)).sqrt_()
+    experts = _choose(scores_NE, routing, bias_E) if chosen_NA is None else chosen_NA
     weights = scores_NE.gather(-1, experts)
     if routing.normalise:
         total = weights.sum(-1, keepdim=True)
         weights = weights / (total if by_softmax else total + SMALL)
     return experts, weights if routing.scale == 1.0 else weights * routing.scale
+
+
+def _choose(scores_NE: Tensor, routing: Routing, bias_E: Tensor | None) -> Tensor:
+    choice_NE = scores_NE if bias_E is None else scores_NE + bias_E.to(scores_NE.dtype)
+    if routing.is_grouped:
+        choice_NE = _kept(choice_NE, routing)
+    return _best(choice_NE, routing.num_active)
 
 
 def _best(scores: Tensor, count: int) -> Tensor:
@@ -69,11 +81,17 @@ class ReferenceExperts:
         self.is_gated = weights.is_gated
 
     def __call__(
-        self, given: Normed, logits_NR: Tensor, shared_ND: Tensor | None, residual_ND: Tensor, then: Norm
+        self,
+        given: Normed,
+        logits_NR: Tensor,
+        shared_ND: Tensor | None,
+        residual_ND: Tensor,
+        then: Norm,
+        chosen_NA: Tensor | None = None,
     ) -> tuple[Tensor, Normed]:
         """Adds the experts' outputs to `residual_ND`, and applies `then`."""
         x_ND, count = whole(given), len(self.experts)
-        experts_NA, weights_NA = route(logits_NR[:, :count], self.routing, self.bias_E)
+        experts_NA, weights_NA = route(logits_NR[:, :count], self.routing, self.bias_E, chosen_NA)
         routed_ND = moe(x_ND, experts_NA, weights_NA, self.experts)
         if shared_ND is not None and self.is_gated:
             shared_ND = shared_ND * sigmoid(logits_NR[:, count:].to(routed_ND.dtype))

@@ -171,6 +171,8 @@ class TritonExperts:
     def load(cls, weights: MoeWeights, dtype: torch.dtype) -> "TritonExperts | str":
         """Loads expert by expert, so that little is held twice; or returns the reason why another backend must serve.
         Packed weights are multiplied in `dtype`."""
+        if weights.routing.given or weights.routing.scores == "sqrtsoftplus":
+            return "its kernels do not route so"
         stacks: list[StackedWeight] = []
         first = None
         for expert in range(weights.routing.num_experts):
@@ -195,12 +197,18 @@ class TritonExperts:
         return cls(*stacks, weights)
 
     def __call__(
-        self, given: Normed, logits_NR: Tensor, shared_ND: Tensor | None, to_ND: Tensor, then: Norm
+        self,
+        given: Normed,
+        logits_NR: Tensor,
+        shared_ND: Tensor | None,
+        to_ND: Tensor,
+        then: Norm,
+        chosen_NA: Tensor | None = None,
     ) -> tuple[Tensor, Normed]:
         """Adds the experts' outputs to `to_ND`, in float32, and applies the norm `then`. `logits_NR` are the router's,
         then the shared expert's gate, if it has one; `shared_ND` is what that expert gives, where it is not
         among the others."""
-        assert (shared_ND is not None) == self.needs_shared
+        assert (shared_ND is not None) == self.needs_shared and chosen_NA is None
         x_ND, partial_norm = gemm_input(given)
         x_ND, to_ND = x_ND.to(self.gate_up.dtype).contiguous(), to_ND.contiguous()
         out_ND, then_partial = torch.empty_like(to_ND), empty_partial_norm(then, to_ND)

@@ -6,6 +6,7 @@ Derivation and layout: README.md beside this file.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headlong.ops.batched_matmul import matmul
+from headlong.ops.places import Places
 from headlong.ops.prepared import PreparedStep
 from headlong.types import Rows
 
@@ -65,6 +67,12 @@ class PreparedAttention(PreparedStep):
     page_size: int
     groups: dict[int | None, tuple[BlockGroup, ...]]
     """What was made so far of the blocks, by the window of the layers that attend."""
+    rows: Rows
+    pages_RP: Tensor
+
+    @cached_property
+    def places(self) -> Places:
+        return Places.of(self.rows, self.pages_RP, self.page_size)
 
     def windowed(self, window: int | None) -> tuple[BlockGroup, ...]:
         """Returns the blocks with the pages that they see through a window, made at the first call for it."""
@@ -130,6 +138,8 @@ def prepare(step: Rows, pages_RP: Tensor, page_size: int) -> PreparedAttention:
         pages_BP=pages_BP,
         page_size=page_size,
         groups={},
+        rows=step,
+        pages_RP=pages_RP,
     )
 
 

@@ -44,14 +44,25 @@ class Rotary:
     ) -> "Rotary":
         """Makes a rotation. `factors` are one divisor for each frequency. `sections` say how many frequencies each of a
         token's positions turns: they take turns, and the first position turns all that the others leave."""
-        exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
         half = rotary_dim // 2
         swap = [*range(half, rotary_dim), *range(half), *range(rotary_dim, head_dim)]
-        inv_freq = (1.0 / theta**exponents).to(device)
-        if factors is not None:
-            inv_freq = inv_freq / factors.to(device, torch.float32)
         axis_D = _axes(sections, half, head_dim).to(device) if sections else None
+        inv_freq = frequencies_of(theta, rotary_dim, factors).to(device)
         return cls(inv_freq, torch.tensor(swap, device=device), axis_D, amplitude)
+
+    @classmethod
+    def beside(cls, inv_freqs: Sequence[Tensor], device: torch.device) -> "Rotary":
+        """Makes a rotation of all these frequencies, for layers that each read some of its angles."""
+        inv_freq = torch.cat([each.to(device) for each in inv_freqs])
+        swap = torch.arange(2 * len(inv_freq), device=device).roll(len(inv_freq))
+        return cls(inv_freq, swap)
+
+
+def frequencies_of(theta: float, rotary_dim: int, factors: Tensor | None = None) -> Tensor:
+    """Returns the frequencies of a base, one for every two of `rotary_dim` numbers; `factors` divide them."""
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
+    inv_freq = 1.0 / theta**exponents
+    return inv_freq if factors is None else inv_freq / factors.to(torch.float32)
 
 
 def _axes(sections: Sequence[int], half: int, head_dim: int) -> Tensor:
