@@ -1,5 +1,6 @@
 """Rows whose masks take long: they wait for their own, the others go on, and no token changes."""
 
+import threading
 import time
 
 import pytest
@@ -74,33 +75,39 @@ def test_others_do_not_wait(service, monkeypatch):
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_others_do_not_wait_for_the_first_slow_mask(service, monkeypatch, drafts):
     """A row whose masks are quick but for a few, which nothing announces, be it after what was emitted or after a
-    draft: no step takes long, and no token changes."""
+    draft. These are only made once another row has gone on; and no token changes."""
     free = requests(service, "free", draft_tokens=0)
     wanted = [*requests(service, "held", grammar=LONG, draft_tokens=drafts), *free]
     expected, _ = outputs(service, wanted)
-    usual, asked = Matcher.mask, []
+    usual, asked, waited = Matcher.mask, [], []
+    gone_on = threading.Condition()
+    tokens = {"free.0": 0}
 
     def slow(self):
         asked.append(self)
         if len(asked) in (2, 5, 9, 10, 16):
-            time.sleep(0.3)
+            with gone_on:
+                goal = min(tokens["free.0"] + 2, 24)
+                waited.append(gone_on.wait_for(lambda: tokens["free.0"] >= goal, timeout=20))
         return usual(self)
 
-    monkeypatch.setattr(Matcher, "mask", slow)
-    step = service.engine.step
-    steps = []
+    usual_step = service.engine.step
 
-    def timed():
-        started = time.perf_counter()
-        result = step()
-        steps.append((time.perf_counter() - started, {row.request.id for row in result.rows}))
+    def step():
+        result = usual_step()
+        with gone_on:
+            tokens["free.0"] += sum(len(row.token_ids) for row in result.rows if row.request.id == "free.0")
+            gone_on.notify_all()
         return result
 
-    monkeypatch.setattr(service.engine, "step", timed)
+    monkeypatch.setattr(Matcher, "mask", slow)
+    monkeypatch.setattr(service.engine, "step", step)
     found, _ = outputs(service, wanted)
-    seconds = [spent for spent, names in steps if "free.0" in names]
-    assert found == expected and len(asked) >= 10
-    assert max(seconds) < 0.2, f"steps took {sorted(seconds)[-3:]}"
+    assert found == expected and {name: len(one) for name, one in found.items()} == {
+        "held.0": 24,
+        "free.0": 24,
+    }
+    assert len(waited) >= 3 and all(waited), "a step waited for a mask"
 
 
 def test_a_row_has_a_bound_on_its_masks_in_all(service, monkeypatch):

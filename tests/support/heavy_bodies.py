@@ -115,3 +115,49 @@ def _message(num_parts: int) -> str:
 
 def _some_keys() -> str:
     return ",".join(f'"k{number:06}":1' for number in range(50_000))
+
+
+def _held(tokens: int, **grammar: object) -> str:
+    return json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": tokens} | grammar)
+
+
+_AMBIGUOUS = "start: s\ns: /[a-z ,.]/ | s s | s s s"
+_WINDOW = "(?:[a-z ,]*[aeiou][a-z ,]{18}[mnop][a-z ,]{9})*"
+SLOW_GRAMMARS: dict[str, tuple[str, Callable[[], str]]] = {
+    "a grammar of many readings": (
+        CHAT,
+        lambda: _held(200, structured_outputs={"grammar": _AMBIGUOUS}, speculative={"mtp": "off"}),
+    ),
+    "a grammar of many readings, drafted": (
+        CHAT,
+        lambda: _held(200, structured_outputs={"grammar": _AMBIGUOUS}, speculative={"mtp": 3}),
+    ),
+    "an expression with many states": (CHAT, lambda: _held(120, structured_outputs={"regex": _WINDOW})),
+    "intersections": (
+        CHAT,
+        lambda: _held(
+            50,
+            structured_outputs={
+                "grammar": "start: A\nA: /([ab]{101})*/ & /([ab]{103})*/ & /([ab]{107})*/ & /([ab]{109})*/"
+            },
+        ),
+    ),
+    "a schema of patterns": (
+        CHAT,
+        lambda: _held(
+            120,
+            response_format={
+                "type": "json_schema",
+                "json_schema": {
+                    "name": "x",
+                    "schema": {
+                        "type": "object",
+                        "required": ["a"],
+                        "properties": {"a": {"type": "string", "pattern": _WINDOW}},
+                    },
+                },
+            },
+        ),
+    ),
+}
+"""Grammars that take long to compile or to follow."""

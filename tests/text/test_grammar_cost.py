@@ -135,7 +135,7 @@ def test_the_cache_is_bounded_by_bytes():
 def test_a_grammar_grows_with_the_masks_it_makes(compiler):
     grammar = Grammar("lark", "start: A\nA: ~/(.|\\n)*a(.|\\n){12}/")
     constraint = compiler.compile(grammar)()
-    compiled = constraint._matcher._grammar
+    compiled = constraint._path._matcher._grammar
     before = compiled.num_bytes
     for _ in range(20):
         mask = constraint.masks([], 0, 1)[0]

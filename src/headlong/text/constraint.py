@@ -85,6 +85,8 @@ class Matcher:
         """The masks to come that are taken to be slow."""
         self.slow_seconds = 0.0
         """Processor time of all that took longer than others may wait for."""
+        self.slow_reading = 0.0
+        """What of it tokens took to read: it keeps the interpreter's lock."""
         self._restart()
 
     @property
@@ -109,7 +111,9 @@ class Matcher:
             allowed = matcher.compute_bitmask()[token >> 3] >> (token & 7) & 1
             return None if allowed else False
 
+        before = self.slow_seconds
         taken = self._ask(read)
+        self.slow_reading += self.slow_seconds - before
         if taken:
             self._read.append(token)
         return taken
@@ -144,7 +148,8 @@ class Matcher:
 
     def _restart(self) -> None:
         self._matcher = self._grammar.matcher()
-        self._matcher.consume_tokens(self._read)
+        for token in self._read:  # one at a time: the interpreter's lock is kept for each
+            self._matcher.try_consume_tokens([token])
 
 
 def explain(error: str) -> str:
@@ -189,6 +194,10 @@ class GrammarPath:
     @property
     def slow_seconds(self) -> float:
         return self._matcher.slow_seconds
+
+    @property
+    def slow_reading(self) -> float:
+        return self._matcher.slow_reading
 
     @property
     def at_once(self) -> bool:

@@ -6,6 +6,7 @@ nothing of Headlong's: it starts in a moment.
 """
 
 import json
+import os
 import resource
 import signal
 import sys
@@ -91,6 +92,7 @@ def serve(most_bytes: int) -> None:
 
 def main() -> None:
     stack_bytes, most_bytes = map(int, sys.argv[1:])
+    os.nice(5)  # models go first where cores are few
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.stack_size(stack_bytes)
     thread = threading.Thread(target=serve, args=(most_bytes,))

@@ -13,6 +13,8 @@ from headlong.text.constraint import MAX_MASK_SECONDS, GrammarPath
 
 MAX_ROW_SECONDS = 30.0
 """The processor time that all slow masks of a row may take."""
+MAX_READING_SECONDS = 0.2
+"""What of it tokens may take to be read, each of them more than a moment: everybody waits for that."""
 MANY_TOKENS = 32
 """The number of tokens that may take long to follow, each of them a little."""
 _aside = ThreadPoolExecutor(1, "headlong-masks")
@@ -73,7 +75,7 @@ class GrammarConstraint:
             self._unread += tokens
             return len(tokens)
         count = self._path.advance(tokens)
-        self.failure = self._path.failure
+        self.failure = self._path.failure or self._too_slow()
         return count
 
     def masks(
@@ -117,10 +119,17 @@ class GrammarConstraint:
             return False
         work, self._work = self._work, None
         work.result()
-        self.failure = self._path.failure
-        if self.failure is None and self._path.slow_seconds > MAX_ROW_SECONDS:
-            self.failure = (
-                f"to follow the grammar took more than {MAX_ROW_SECONDS:g} seconds of processor time; simplify it, so "
-                "that a text can be read in one way only, or lower max_tokens"
-            )
+        self.failure = self._path.failure or self._too_slow()
         return True
+
+    def _too_slow(self) -> str | None:
+        for spent, most, what in (
+            (self._path.slow_reading, MAX_READING_SECONDS, "to read slow tokens by the grammar"),
+            (self._path.slow_seconds, MAX_ROW_SECONDS, "to follow the grammar"),
+        ):
+            if spent > most:
+                return (
+                    f"{what} took more than {most:g} seconds of processor time; simplify it, so that a text can be "
+                    "read in one way only, or lower max_tokens"
+                )
+        return None
