@@ -5,7 +5,7 @@ own tensors. Knows no tools.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,8 +43,8 @@ MORE_PROMPTS = (
 TOKENS, DRAFT_TOKENS = 80, 3
 CLOSE = 2**-7
 """How far a weight may be from the tool's, in parts of the matrix's largest: tools unpack to bfloat16."""
-LEAST_ROWS = 32
-"""Rows of a matrix that is kept as a fixture."""
+ROWS = 32
+"""Rows of a matrix that are kept as a fixture."""
 _WRAPPERS = ("", "model.", "model.language_model.", "language_model.model.", "language_model.")
 
 
@@ -151,26 +151,41 @@ def with_head(packed: Path, whole: Path) -> Path:
 
 
 def reduce(blueprint: Blueprint, meant: dict[str, Tensor], path: Path) -> None:
-    """Keeps a small packed matrix: its parts as they are stored, what it means, and the config."""
+    """Keeps the first rows of a packed matrix: its parts as they are stored, what it means, and the config."""
     checkpoint = blueprint.checkpoint
-    packed = [(wanted.numel(), name, wanted) for name, wanted in pairs(blueprint, meant)]
     packed = [
-        each for each in packed if len(each[2]) >= LEAST_ROWS and len(blueprint.names.parts(each[1])) > 1
+        (wanted.numel(), name, wanted)
+        for name, wanted in pairs(blueprint, meant)
+        if len(wanted) > ROWS and len(wanted) != wanted.shape[1] and len(blueprint.names.parts(name)) > 1
     ]
     _, name, wanted = min(packed, key=lambda each: each[:2])
-    parts = {part: checkpoint.read(info.name) for part, info in blueprint.names.parts(name).items()}
+    infos = blueprint.names.parts(name)
+    parts = {part: checkpoint.read(info.name) for part, info in infos.items()}
+    cut = {part: _first_rows(tensor, wanted.shape) for part, tensor in parts.items()}
+    whole = any(tensor is None for tensor in cut.values())
+    parts = parts if whole else {part: tensor for part, tensor in cut.items() if tensor is not None}
     said = checkpoint.config.get("quantization_config") or checkpoint.config.get("quantization") or {}
-    first = next(iter(blueprint.names.parts(name).items()))
+    part, info = next(iter(infos.items()))
     metadata = {
-        "module": first[1].name.removesuffix(f".{first[0]}"),
+        "module": info.name.removesuffix(f".{part}"),
         "config": json.dumps({"quantization_config": said}),
         "beside": json.dumps(dict(checkpoint.quant_config)),
         "label": blueprint.formats[name].label,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    as_bfloat = wanted.bfloat16()
-    meaning = as_bfloat if torch.equal(as_bfloat.float(), wanted) else wanted
-    save_file(parts | {"meant": meaning}, path, metadata)
+    kept = wanted if whole else wanted[:ROWS].contiguous()
+    as_bfloat = kept.bfloat16()
+    save_file(parts | {"meant": as_bfloat if torch.equal(as_bfloat.float(), kept) else kept}, path, metadata)
+
+
+def _first_rows(part: Tensor, shape: Sequence[int]) -> Tensor | None:
+    """The part of the matrix's first rows: along one axis it has them all, by twos to a byte or by eights to a word, or
+    it has none. Other parts cannot be cut."""
+    for axis, size in enumerate(part.shape):
+        for together in (1, 2, 8):
+            if size * together == shape[0]:
+                return part.narrow(axis, 0, ROWS // together).contiguous()
+    return part if part.numel() == 1 or part.shape == (shape[1],) else None
 
 
 def _starts(llm: LLM, prompts: tuple[str, ...]) -> list[list[int]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import modelopt.torch.quantization as mtq
 import torch
 from modelopt.torch.export import export_hf_checkpoint
-from modelopt.torch.quantization.qtensor import MXFP8QTensor, NVFP4QTensor
+from modelopt.torch.quantization.qtensor import MXFP4QTensor, MXFP8QTensor, NVFP4QTensor
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -65,7 +65,10 @@ def _unpacked(parts: dict[str, Tensor | None]) -> Tensor:
         shape = torch.Size((codes.shape[0], 2 * codes.shape[1]))
         packed = NVFP4QTensor(shape, torch.float32, codes)
         weight = packed.dequantize(scale=scale, double_scale=whole, block_sizes={-1: 16})
-    elif codes.dtype == torch.float8_e4m3fn:
+    elif codes.dtype == torch.uint8 and scale.dtype == torch.uint8:
+        packed = MXFP4QTensor(torch.Size((codes.shape[0], 2 * codes.shape[1])), torch.float32, codes)
+        weight = packed.dequantize(scale=scale, block_sizes={-1: 32})
+    elif codes.dtype == torch.float8_e4m3fn and scale.dtype == torch.uint8:
         weight = MXFP8QTensor(codes.shape, torch.float32, codes).dequantize(scale=scale)
     elif codes.dtype == torch.uint8:
         # Two rows to a byte, the first in its lower half; a code is a number from -8 to 7.

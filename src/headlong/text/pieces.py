@@ -4,7 +4,7 @@ Shared by GGUF metadata and SentencePiece models, whose kinds of tokens have the
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -33,7 +33,9 @@ def ids_of(tokens: Sequence[str]) -> dict[str, int]:
     return ids
 
 
-def added_tokens(tokens: Sequence[str], types: Sequence[int], ends: set[int | None]) -> list[dict[str, Any]]:
+def added_tokens(
+    tokens: Sequence[str], types: Sequence[int], ends: Container[int | None]
+) -> list[dict[str, Any]]:
     """The tokens that are found in a text as they are written. The ids in `ends` are special whatever their type."""
     special = {int(TokenType.CONTROL), int(TokenType.UNKNOWN)}
     found = special | {int(TokenType.USER_DEFINED)}
@@ -45,7 +47,9 @@ def added_tokens(tokens: Sequence[str], types: Sequence[int], ends: set[int | No
     ]
 
 
-def around(tokens: Sequence[str], first: int | None, last: int | None) -> dict[str, Any] | None:
+def around(
+    tokens: Sequence[str] | Mapping[int, str], first: int | None, last: int | None
+) -> dict[str, Any] | None:
     """The post-processor that puts the first and last token around a text."""
     ids = {tokens[end]: end for end in (first, last) if end is not None}
     if not ids:
