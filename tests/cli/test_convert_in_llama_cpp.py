@@ -1,5 +1,6 @@
 """Files that we convert, read by llama.cpp: the greedy tokens of transformers, and drafts by the MTP head."""
 
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.checkpoint.source import EMBEDDED
 from headlong.convert.to_gguf import to_gguf
-from support import tiny, tiny_llama
+from support import packed_gpt_oss, tiny, tiny_llama
 from support.llama_cpp import generate
 
 pytest.importorskip("xllamacpp", reason="xllamacpp (llama.cpp) is not installed")
@@ -88,6 +89,25 @@ def test_tiny_llama(tmp_path: Path, rope_type: str) -> None:
     sizes = {"vocab_size": 8192, "head_dim": 16, "attention_bias": True}
     made = with_tokenizer(tiny_llama.make(tmp_path / "tiny", seed=4, head=False, rope=rope, **sizes))
     to_gguf(Checkpoint.open(made.folder), tmp_path / "out.gguf", type="f32")
+    prompt = tiny.random_tokens(8192, 40, seed=2)
+    (reply,) = generate(tmp_path / "out.gguf", [prompt], 24)
+    assert reply.tokens == greedy(made, prompt, 24)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_tiny_gpt_oss(tmp_path: Path, packed: bool) -> None:
+    """A prompt longer than the window. Experts in MXFP4, which llama.cpp multiplies by rounded activations; or in
+    float32, past the length that YaRN stretches: there llama.cpp widens the range of frequencies to whole numbers,
+    which gpt-oss does not, so it ends a little before the sixth."""
+    length, sizes = 48, {"vocab_size": 8192, "head_dim": 64, "head": False}
+    if packed:
+        made = packed_gpt_oss.make(tmp_path, seed=4, **sizes)
+    else:
+        theta = (length / (2.0 * math.pi)) ** (32 / 5.9999)
+        rope = packed_gpt_oss.real_config()["rope_scaling"] | {"rope_theta": theta}
+        rope |= {"original_max_position_embeddings": length}
+        made = tiny.make(tmp_path / "tiny", "gpt_oss", seed=4, rope=rope, **sizes)
+    to_gguf(Checkpoint.open(with_tokenizer(made).folder), tmp_path / "out.gguf", type="f32")
     prompt = tiny.random_tokens(8192, 40, seed=2)
     (reply,) = generate(tmp_path / "out.gguf", [prompt], 24)
     assert reply.tokens == greedy(made, prompt, 24)

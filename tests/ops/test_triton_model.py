@@ -41,8 +41,24 @@ FAMILIES = {
             "use_qk_norm": True,
         },
     ),
+    "windows, sinks and clamped experts with biases": (
+        "gpt_oss",
+        {
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "hidden_size": 32,
+            "num_local_experts": 4,
+            "sliding_window": 5,
+            "swiglu_limit": 0.7,
+        },
+    ),
 }
-SLOW = ("dense", "experts in groups, the first layer dense")
+SLOW = (
+    "dense",
+    "experts in groups, the first layer dense",
+    "windows, sinks and clamped experts with biases",
+)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -22,7 +22,7 @@ QUANTIZATION = {
 @torch.no_grad()
 def make(folder: Path, **sizes: Any) -> tiny.Tiny:
     """Writes it, and gives the model of transformers what the blocks stand for."""
-    made = tiny.make(folder / "plain", "gpt_oss", head=False, **SIZES | sizes)
+    made = tiny.make(folder / "plain", "gpt_oss", **SIZES | {"head": False} | sizes)
     found = tiny.tensors(made)
     for layer, decoder in enumerate(made.model.model.layers):
         for projection in ("gate_up_proj", "down_proj"):

@@ -153,6 +153,7 @@ def attend_kernel(
     values. With a WINDOW programs begin at the first split that the tile's first token sees, and each token has room
     for `num_splits` from its own first one on."""
     tile, kv = tl.program_id(0), tl.program_id(1)
+    split = num_splits - 1 - tl.program_id(2)  # the longest are started first
     row, index = row_of_tile(tile, rows_ptr, first_token, num_tokens, num_rows, BLOCK_R, TILE_TOKENS)
     row_ptr = rows_ptr + row * FIELDS
     first = tl.load(row_ptr + FIRST_TOKEN)
@@ -161,7 +162,6 @@ def attend_kernel(
     high = tl.minimum(high, low + TILE_TOKENS)
     offset = tl.load(row_ptr + START) - first
     if WINDOW is None:
-        split = num_splits - 1 - tl.program_id(2)  # the longest are started first
         begin = split_start(split, FIRST_SPLIT, SPLITS_PER_SIZE)
     else:
         first_seen = tl.maximum(low + offset + 1 - WINDOW, 0)
