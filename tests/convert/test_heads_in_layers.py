@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from headlong import LLM, SamplingParams
@@ -17,6 +18,7 @@ from headlong.convert.to_gguf import to_gguf
 from headlong.engine.build import survey
 from headlong.errors import HeadError
 from support import tiny
+from support.packing import pack
 from support.steps import Driver, load
 from support.written import assert_same
 
@@ -140,3 +142,47 @@ def test_quantised(models: dict[str, Path], tmp_path: Path, family: str, format:
             for depth in (0, 3)
         ]
         assert runs[0] == runs[1]
+
+
+def mlx_packed(folder: Path, weights: dict[str, torch.Tensor]) -> Path:
+    """The model in `folder / "mlx"` with these halves in eight bits."""
+    stored = {}
+    for name, weight in weights.items():
+        if name.endswith(("embed_q.weight", "unembed_out.weight")):
+            each = [pack(head, "mlx8") for head in weight]
+            stem = name.removesuffix("weight")
+            stored |= {stem + part: torch.stack([one[part] for one in each]) for part in each[0]}
+        else:
+            stored[name] = weight
+    tiny.write(folder / "packed", tiny.read_config(folder / "mlx"), stored)
+    return folder / "packed"
+
+
+def test_halves_by_head_stay_as_they_are(tmp_path: Path) -> None:
+    """What makes keys and values of latents, as MLX has it: no packed format has a tensor for each head."""
+    made = tiny.make(tmp_path / "made", "deepseek_v3", seed=3, head=False, **SIZES, **LATENTS)
+    c, stored = made.model.config, {}
+    for name, weight in tiny.tensors(made, "apart").items():
+        if name.endswith("kv_b_proj.weight"):
+            heads = weight.view(c.num_attention_heads, -1, c.kv_lora_rank)
+            keys, values = heads.split((c.qk_nope_head_dim, c.v_head_dim), dim=1)
+            stored[name.replace("kv_b_proj", "embed_q")] = keys.mT.contiguous()
+            stored[name.replace("kv_b_proj", "unembed_out")] = values.contiguous()
+        else:
+            stored[name] = weight
+    tiny.write(tmp_path / "mlx", tiny.read_config(made.folder), stored)
+    for source in ("made", "mlx"):
+        quantize(Checkpoint.open(tmp_path / source), tmp_path / f"{source}-int8", format="int8")
+    formats = survey(Checkpoint.open(tmp_path / "mlx-int8")).formats
+    assert formats["layers.0.self_attn.k_b_proj.weight"].label == "f32"
+    assert formats["layers.0.self_attn.q_a_proj.weight"].label.startswith("int8")
+    quantize(
+        Checkpoint.open(mlx_packed(tmp_path, stored)), tmp_path / "packed-int8", format="int8", force=True
+    )
+    script, found = tiny.random_tokens(64, 20, seed=4), []
+    for folder in ("made-int8", "mlx-int8", "packed-int8"):
+        driver = Driver(load(tmp_path / folder))
+        driver.open("row", script)
+        found.append(driver.feed("row", [19]).logits)
+    for logits in found[1:]:
+        assert torch.nn.functional.cosine_similarity(logits, found[0], dim=1).min() > 0.99

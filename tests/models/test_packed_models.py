@@ -12,7 +12,8 @@ from headlong.engine.build import survey
 from headlong.errors import HeadError
 from headlong.quant.plain import PlainFormat
 from support import tiny
-from support.packing import FORMATS, hint_of, pack, unpacked
+from support.packed_models import LEFT_ALONE, packed, write, write_packed
+from support.packing import FORMATS, pack, unpacked
 from support.steps import Driver, load
 from support.tiny import random_tokens
 
@@ -28,16 +29,6 @@ SIZES = {
 }
 SCRIPT = random_tokens(96, 24, seed=3)
 PROMPTS = [random_tokens(96, count, seed=count) for count in (3, 9, 17)]
-LEFT_ALONE = (
-    "embed_tokens",
-    "lm_head",
-    "shared_head.head",
-    "in_proj_a",
-    "in_proj_b",
-    "mlp.gate.",
-    "shared_expert_gate",
-    "conv1d",
-)
 
 
 @pytest.fixture(scope="module")
@@ -64,56 +55,6 @@ def latent(tmp_path_factory):
         for name in ("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size")
     }
     return tiny.make(tmp_path_factory.mktemp("latent"), "deepseek_v3", **sizes, **ranks)
-
-
-def is_packable(name: str, weight: torch.Tensor) -> bool:
-    return weight.dim() == 2 and not any(part in name for part in LEFT_ALONE)
-
-
-def packed(weights: dict, target: str | None, head: str | None) -> tuple[dict, dict]:
-    """The tensors on disk, and the floats they stand for; None leaves a part in bfloat16."""
-    stored, meant = {}, {}
-    for name, weight in weights.items():
-        how = head if name.startswith("mtp.") else target
-        if how is None or not is_packable(name, weight):
-            stored[name] = weight.bfloat16()
-            meant[name] = stored[name].float()
-            continue
-        parts = pack(weight, how)
-        stem = name.removesuffix("weight")
-        stored |= {stem + part: tensor for part, tensor in parts.items()}
-        meant[name] = unpacked(how, parts, tuple(weight.shape))
-    return stored, meant
-
-
-def write(folder, made, weights: dict) -> None:
-    tiny.write(folder, tiny.read_config(made.folder), {k: w.contiguous() for k, w in weights.items()})
-
-
-def quant_config(how: str) -> dict:
-    said = hint_of(how)
-    if "weights" in said:
-        group = {"targets": ["Linear"], **said}
-        return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
-    if how.startswith("quark"):
-        weight = {"weight": {"dtype": said["dtype"]}}
-        return {
-            "quant_method": "quark",
-            "global_quant_config": weight,
-            "export": {"pack_method": said["pack_method"]},
-        }
-    return {"quant_method": "gptq"} | said if said else {}
-
-
-def write_packed(folder, made, target: str | None, head: str | None, experts: str = "fused") -> dict:
-    """Writes the packed model and returns the floats it stands for."""
-    stored, meant = packed(tiny.tensors(made, experts), target, head)
-    config = tiny.read_config(made.folder)
-    if extra := quant_config(target or "") or quant_config(head or ""):
-        config["quantization_config"] = extra
-    folder.mkdir(parents=True, exist_ok=True)
-    tiny.write(folder, config, {k: w.contiguous() for k, w in stored.items()})
-    return meant
 
 
 def tokens(llm: LLM, drafts: int, **sampling) -> list[list[int]]:

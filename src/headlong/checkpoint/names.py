@@ -25,9 +25,11 @@ RENAMES = (
     (re.compile(r"\.mlp\.switch_mlp\."), ".mlp.experts."),
     (re.compile(r"\.mlp\.shared_experts\."), ".mlp.shared_expert."),
     (re.compile(r"\.mlp\.router\."), ".mlp.gate."),
+    (re.compile(r"\.self_attn\.embed_q\."), ".self_attn.k_b_proj."),
+    (re.compile(r"\.self_attn\.unembed_out\."), ".self_attn.v_b_proj."),
 )
-"""Patterns of names to replace. MLX has a name of its own for the experts, and some families for the shared one or for
-the router."""
+"""Patterns of names to replace. MLX has names of its own for the experts and for the two halves of what makes keys and
+values of latents, and some families for the shared expert or for the router."""
 
 _VISION = "vision tower: Headlong serves text"
 _ROTARY = "rotary frequencies: computed, not stored"

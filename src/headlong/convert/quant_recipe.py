@@ -1,7 +1,8 @@
 """Which matrices are rounded to what, and how a quantisation config says so.
 
 Layers' matrices are packed. Embedding and lm_head, routers and the other gates that decide much with few weights, `fc`
-of the head and the vision tower stay as they are. Knows names, formats and the words of two methods; no files.
+of the head and the vision tower stay as they are, and what makes keys and values of latents where it is a tensor for
+each, head by head. Knows names, formats and the words of two methods; no files.
 """
 
 import re
@@ -20,7 +21,9 @@ from headlong.quant.rtn import GROUPS, RtnFormat
 RTN_FORMATS: tuple[RtnFormat, ...] = ("fp8", "fp8_block", "int8", "int4")
 SMALLEST_GROUP = 8
 KEEP: Literal["keep"] = "keep"
-_SMALL = re.compile(r".*\.(in_proj_a|in_proj_b|in_proj_ba|mlp\.gate|shared_expert_gate)\.weight")
+_SMALL = re.compile(
+    r".*\.(in_proj_a|in_proj_b|in_proj_ba|mlp\.gate|shared_expert_gate|self_attn\.[kv]_b_proj)\.weight"
+)
 _VISION = re.compile(r"(.*\.)?(visual|vision_tower|vision_model|multi_modal_projector)\.")
 _VISION_RULE = r"re:(.*\.)?(visual|vision_tower|vision_model|multi_modal_projector)\..*"
 

@@ -80,7 +80,7 @@ class Rounding:
     def _unpacked(self, name: str, need: Need, stem: str) -> Entry:
         """The entry of a tensor that was stored in another format and is not packed again."""
         dtype = self._dtype(name)
-        disk_name = stem if need.role == "experts" or not name.endswith(".weight") else f"{stem}.weight"
+        disk_name = f"{stem}.weight" if name.endswith(".weight") else stem
         if need.role == "vector":
             return Entry(
                 disk_name, _NAMES[dtype], need.shape, lambda: self._loader(dtype).vector(name, *need.shape)
