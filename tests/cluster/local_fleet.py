@@ -1,13 +1,23 @@
 """A fleet of replicas in this process, which lose calls where a test says so. What travels is pickled."""
 
+import asyncio
 import pickle
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
+from headlong.checkpoint.checkpoint import Checkpoint
+from headlong.cluster.board import Board
+from headlong.cluster.client import ClusterEngine
 from headlong.cluster.fleet import Item, ReplicaLost
 from headlong.cluster.replica import Replica
 from headlong.cluster.wire import Hello, Refused, Report, Work
+from headlong.config import EngineConfig
+from headlong.engine.local import LocalEngine
+from headlong.engine.texts import Texts
+
+CONFIG = EngineConfig(dtype="float32", max_rows=8, cache_tokens=8192, max_context=1024)
 
 
 class LocalFleet:
@@ -43,3 +53,31 @@ class LocalFleet:
     def cancel(self, request_ids: Sequence[str]) -> None:
         for replica in self.replicas.values():
             replica.cancel(request_ids)
+
+
+class World:
+    """Two replicas, and the front's engine before them."""
+
+    def __init__(self) -> None:
+        self.engines = [LocalEngine.load(None, CONFIG) for _ in range(2)]
+        self.replicas = [Replica(engine, name) for name, engine in zip("ab", self.engines, strict=True)]
+        self.reset()
+
+    def reset(self) -> None:
+        self.fleet = LocalFleet(self.replicas)
+        self.board = Board(self.fleet)
+        self.board.poll()
+        folder = self.engines[0].service.folder
+        texts = Texts.read(Checkpoint.open(folder), CONFIG)
+        self.front = ClusterEngine(self.fleet, self.board, self.replicas[0].facts, str(folder), texts)
+        for engine in self.engines:
+            engine.service.engine.state.drop_cache()
+
+    async def run(self, client, params, prompts=("Once upon a time there was",), **changes):
+        encoded = [client.text.encode(prompt) for prompt in prompts]
+        requests = await asyncio.to_thread(client.prepare, encoded, params, "req")
+        found = {request.id: [] for request in requests}
+        async with aclosing(client.stream([replace(one, **changes) for one in requests])) as chunks:
+            async for chunk in chunks:
+                found[chunk.request_id].append(chunk)
+        return found

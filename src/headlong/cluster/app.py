@@ -12,7 +12,7 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.schema import LoggingConfig
 
 from headlong import tracing
@@ -75,7 +75,7 @@ class ServedReplica(Replica):
 
 def application(model: str | None, options: Mapping[str, Any], placement: Placement) -> Application:
     """Replicas of a model with these engine options. Deployed again, it replaces all of them, one after the other."""
-    deployment = serve.deployment(
+    deployment: Any = serve.deployment(
         ServedReplica,
         name=DEPLOYMENT,
         ray_actor_options={"num_cpus": placement.cpus, "num_gpus": placement.gpus},
@@ -86,22 +86,25 @@ def application(model: str | None, options: Mapping[str, Any], placement: Placem
         health_check_timeout_s=6 * HEALTH_SECONDS,
         max_constructor_retry_count=1,  # a model that cannot be loaded cannot be loaded twice either
         logging_config=QUIET,
-        request_router_config=RequestRouterConfig(
-            request_router_class=ROUTER, request_routing_stats_period_s=STATS_SECONDS
-        ),
+        request_router_config={
+            "request_router_class": ROUTER,
+            "request_routing_stats_period_s": STATS_SECONDS,
+        },
+        **_how_many(placement),
     )
-    if placement.min_replicas == placement.max_replicas:
-        deployment = deployment.options(num_replicas=placement.min_replicas)
-    else:
-        policy = AutoscalingPolicy(
-            policy_function=TokenPolicy, policy_kwargs={"target_tokens": placement.target_tokens}
-        )
-        deployment = deployment.options(
-            autoscaling_config=AutoscalingConfig(
-                min_replicas=placement.min_replicas, max_replicas=placement.max_replicas, policy=policy
-            )
-        )
     return deployment.bind(model, dict(options), version_of(model, options), placement)
+
+
+def _how_many(placement: Placement) -> dict[str, Any]:
+    if placement.min_replicas == placement.max_replicas:
+        return {"num_replicas": placement.min_replicas}
+    policy = AutoscalingPolicy(
+        policy_function=TokenPolicy, policy_kwargs={"target_tokens": placement.target_tokens}
+    )
+    bounds = AutoscalingConfig(
+        min_replicas=placement.min_replicas, max_replicas=placement.max_replicas, policy=policy
+    )
+    return {"autoscaling_config": bounds}
 
 
 def build(args: Mapping[str, Any]) -> Application:

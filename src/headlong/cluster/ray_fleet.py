@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
 from grpc import RpcError
 from ray.exceptions import RayError
@@ -25,7 +26,7 @@ class RayFleet:
         self._streaming = handle.options(method_name="stream", stream=True, _by_reference=False)
 
     async def stream(self, work: Work) -> AsyncGenerator[Item, None]:
-        response = self._streaming.remote(work)
+        response: Any = self._streaming.remote(work)
         ended = False
         try:
             async for item in response:
