@@ -45,7 +45,7 @@ def test_its_series_exist():
     assert named == {"replicas", *(f"{name}_total" for name, *_ in replicas.COUNTERS)}
 
 
-def test_its_config_is_what_serve_takes(tmp_path):
+def test_its_config_is_what_serve_takes():
     pytest.importorskip("ray.serve", reason="needs headlong[ray]")
     from ray.serve.schema import ServeDeploySchema
 
