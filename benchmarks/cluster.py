@@ -58,6 +58,8 @@ class Result:
     """The share of later turns that came to a replica without the turn before."""
     front_us_per_token: float
     """Microseconds of the processor in this process, of which the engine is a part where it has one."""
+    busy_cores: float
+    """Cores that all processes together kept busy."""
     first_ms: float
     pause_ms: float
     pause_p99_ms: float
@@ -76,7 +78,7 @@ def costs(client: EngineClient, rounds: int) -> dict[str, Any]:
         work = Workload(rows, 1, rows, 0, 64, 0, 64, rows)
         found = [asyncio.run(drive(client, replace(work, seed=1000 + number))) for number in range(rounds)]
         # Other work on the machine makes steps longer, never shorter.
-        steps.append((rows, min(statistics.median(run.pauses) for run in found)))
+        steps.append((rows, min(run.step_seconds / run.steps for run in found)))
     for number in range(rounds):
         long = Workload(1, 1, 1, 0, 512, 0, 1, 1, seed=2000 + number)
         prompts.append(asyncio.run(drive(client, long)).first[0])
@@ -93,6 +95,7 @@ def result(replicas: int, routing: str, runs: list[Run], turns: int) -> Result:
         round(statistics.mean(run.hit_rate for run in runs), 4),
         round(statistics.mean(run.strayed for run in runs) / max(1, later), 4),
         round(min(1e6 * run.front_seconds / run.tokens for run in runs), 1),
+        round(fastest.all_seconds / fastest.seconds, 3),
         round(1e3 * statistics.median(fastest.first), 2),
         round(1e3 * fastest.pause(50), 2),
         round(1e3 * fastest.pause(99), 2),
@@ -208,8 +211,9 @@ def report(results: list[Result], workload: Workload, machine: dict[str, Any]) -
             ratio,
             f"{each.hit_rate:.1%}",
             f"{each.strayed:.1%}",
-            *(f"{value:.1f}" for value in (each.front_us_per_token, each.first_ms, each.pause_ms)),
-            f"{each.pause_p99_ms:.1f}",
+            f"{each.front_us_per_token:.0f}",
+            f"{each.busy_cores:.2f}",
+            *(f"{value:.1f}" for value in (each.first_ms, each.pause_ms, each.pause_p99_ms)),
         )
     Console().print(table)
     conditions = {

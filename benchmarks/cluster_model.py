@@ -54,8 +54,8 @@ class Cluster:
     routing: Literal["prefix", "random"] = "prefix"
     cores: float | None = None
     """Cores that all replicas and the front share; None where each has its own."""
-    front_token_seconds: float = 0.0
-    """The processor's time of the front for each token."""
+    busy_cores: float = 1.0
+    """Cores that a replica keeps busy while it steps, with what the front and Ray do for it."""
 
 
 @dataclass(eq=False)
@@ -211,21 +211,18 @@ class Simulation:
         replica.admit(self._outcome)
         if not (replica.reading or replica.writing):
             return
-        rows = len(replica.reading) + len(replica.writing)
         seconds, begun, ended = replica.step()
         replica.stepping = True
-        seconds *= self._slowdown(rows * replica.machine.tokens_per_step / seconds)
+        seconds *= self._slowdown()
         self._outcome.busy_seconds += seconds
         self._at(now + seconds, "end", (replica, begun, ended))
 
-    def _slowdown(self, tokens_per_second: float) -> float:
-        """How much longer a step takes that shares its cores with others, and with a front that passes on as many
-        tokens from each of them."""
+    def _slowdown(self) -> float:
+        """How much longer a step takes that shares its cores with others."""
         if self._cluster.cores is None:
             return 1.0
-        busy = sum(replica.stepping for replica in self._replicas.values())
-        front = min(1.0, busy * tokens_per_second * self._cluster.front_token_seconds)
-        return max(1.0, (busy + front) / self._cluster.cores)
+        stepping = sum(replica.stepping for replica in self._replicas.values())
+        return max(1.0, stepping * self._cluster.busy_cores / self._cluster.cores)
 
     def _end(self, what: tuple[_Replica, list[_Row], list[_Row]], now: float) -> None:
         replica, begun, ended = what

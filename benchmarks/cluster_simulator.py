@@ -3,10 +3,11 @@
     python benchmarks/cluster_simulator.py [--measured benchmarks/measured_cluster.json] [--users 10000]
                                            [--replicas 24,32,40,48,64] [--seconds 240] [--picture FILE]
 
-The measured run says what a step and a prompt's token cost one engine. What passing on a chunk costs a replica is
-fitted to the case of one replica; all other cases are then foretold. They must agree within 15%, else the exit code is
-1 and nothing is foretold. On paper a replica is the 27B model in bfloat16 on one H200, decoding plainly, with the step
-times of docs/log/gpu.md; users think, ask, and read on. Everything that is assumed is printed. Ends in one JSON line.
+The measured run says what a step and a prompt's token cost one engine, and how many cores are busy where one replica
+is. What passing on a chunk costs a replica is fitted to the case of one; all other cases are then foretold. They must
+agree within 15%, else the exit code is 1 and nothing is foretold. On paper a replica is the 27B model in bfloat16 on
+one H200, decoding plainly, with the step times of docs/log/gpu.md; users think, ask, and read on. Everything that is
+assumed is printed. Ends in one JSON line.
 """
 
 import argparse
@@ -107,7 +108,7 @@ def small(measured: dict[str, Any], replicas: int, routing: str, chunk_seconds: 
         machine_of(measured, chunk_seconds),
         "random" if routing == "random" else "prefix",
         measured["cores"],
-        one["front_us_per_token"] / 1e6,
+        one["busy_cores"],
     )
     return Simulation(cluster, Queue(Workload(**measured["workload"]))).run()
 

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import psutil
+
 from headlong.engine.client import EngineClient
 from headlong.params import SamplingParams
 
@@ -52,12 +54,17 @@ class Run:
     seconds: float = 0.0
     front_seconds: float = 0.0
     """The processor's seconds of this process."""
+    all_seconds: float = 0.0
+    """The processor's seconds of this process and all that it started."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     answers: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
     """Tokens by conversation and turn."""
     strayed: int = 0
     """Later turns that found less cached than the turn before had left: another replica, or a cache that was full."""
+    steps: int = 0
+    step_seconds: float = 0.0
+    """Seconds of all steps after answers' first tokens, by the engine's own clock."""
     pauses: list[float] = field(default_factory=list)
     """Seconds between the chunks of one answer."""
     first: list[float] = field(default_factory=list)
@@ -98,10 +105,19 @@ async def drive(client: EngineClient, workload: Workload) -> Run:
             if turn + 1 < workload.turns:
                 waiting.append((conversation, turn + 1))
 
+    everything = cpu_seconds()
     started, spent = time.perf_counter(), time.process_time()
     await asyncio.gather(*(ask_on() for _ in range(workload.clients)))
     run.seconds, run.front_seconds = time.perf_counter() - started, time.process_time() - spent
+    run.all_seconds = cpu_seconds() - everything
     return run
+
+
+def cpu_seconds() -> float:
+    """What this process and those that it started have had of the processors so far."""
+    this = psutil.Process()
+    times = [one.cpu_times() for one in (this, *this.children(recursive=True))]
+    return sum(one.user + one.system for one in times)
 
 
 async def _ask(
@@ -122,7 +138,10 @@ async def _ask(
         last = now
         tokens.extend(chunk.token_ids)
         if chunk.completion is not None:
-            cached = chunk.completion.stats.cached_tokens
+            stats = chunk.completion.stats
+            cached = stats.cached_tokens
+            run.steps += stats.steps
+            run.step_seconds += stats.decode_seconds
     run.prompt_tokens += len(prompt)
     run.cached_tokens += cached
     return tuple(tokens), cached

@@ -35,6 +35,21 @@ def test_reports_tell_of_others_work():
     assert loads.of("a", now=0.0) == {"a": 0}
 
 
+def test_a_report_on_its_way_does_not_make_others_of_what_has_ended_meanwhile():
+    loads = Loads()
+    for call in ("one", "two"):
+        loads.sent(call, "a", 100, now=0.0)
+    loads.report("a", 200)
+    loads.done("one")
+    loads.report("a", 200)
+    loads.done("two")
+    loads.report("a", 100)
+    assert loads.of("a", now=0.0) == {"a": 0}
+    loads.report("a", 90)
+    loads.report("a", 90)
+    assert loads.of("a", now=0.0) == {"a": 90}, "it was all of others, after all"
+
+
 def test_calls_that_never_end_are_forgotten_in_time():
     loads = Loads()
     loads.sent("one", "a", 7, now=0.0)

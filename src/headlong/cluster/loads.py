@@ -23,12 +23,17 @@ class Loads:
         self._calls: dict[str, _Call] = {}
         self._own: dict[str, int] = {}
         """Tokens of the calls by replica."""
+        self._peaks: dict[str, tuple[int, int]] = {}
+        """The most that these were between the last two reports, and since the last one."""
         self._others: dict[str, int] = {}
-        """What each replica reported beyond what this router had sent it by then."""
+        """What each replica reported beyond what this router had sent it."""
 
     def report(self, replica: str, tokens: int) -> None:
-        """What a replica says that it has to do."""
-        self._others[replica] = max(0, tokens - self._own.get(replica, 0))
+        """What a replica says that it has to do, or rather had a moment ago: as much as this router had sent there at
+        any time since the report before the last is no work of others."""
+        before, since = self._peaks.get(replica, (0, 0))
+        self._others[replica] = max(0, tokens - max(before, since))
+        self._peaks[replica] = since, self._own.get(replica, 0)
 
     def sent(self, call: str, replica: str, tokens: int, now: float) -> bool:
         """A call goes to a replica; one that was refused elsewhere goes there instead. Gives whether that is news."""
@@ -38,6 +43,8 @@ class Loads:
         self.done(call)
         self._calls[call] = _Call(replica, tokens, now)
         self._own[replica] = self._own.get(replica, 0) + tokens
+        before, since = self._peaks.get(replica, (0, 0))
+        self._peaks[replica] = before, max(since, self._own[replica])
         return True
 
     def done(self, call: str) -> None:
@@ -51,6 +58,7 @@ class Loads:
         for call in [call for call, known in self._calls.items() if known.replica == replica]:
             del self._calls[call]
         self._own.pop(replica, None)
+        self._peaks.pop(replica, None)
         self._others.pop(replica, None)
 
     def of(self, replicas: Iterable[str], now: float) -> dict[str, int]:
