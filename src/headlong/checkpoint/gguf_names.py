@@ -94,7 +94,7 @@ class GgufNames:
     outside: Mapping[str, str] = field(default_factory=dict)
     """Tensors in no block that this architecture alone has."""
     of_head: Mapping[str, str] = field(default_factory=dict)
-    """Those of them that in a head's own file are the head's, with what stands after `mtp.layers.N.`"""
+    """Tensors in no block that are the head's in a head's own file, with what stands after `mtp.layers.N.`"""
     joined: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Matrices of a head's layer that GGUF has side by side in one, which is named first."""
 

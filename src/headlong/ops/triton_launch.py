@@ -30,7 +30,7 @@ from triton import knobs
 
 
 def _capability() -> tuple[int, int] | None:
-    """That of the GPU, of which a process uses one; None where kernels run without one."""
+    """The compute capability of the GPU, of which a process uses one; None where kernels run without a GPU."""
     if knobs.runtime.interpret or torch.version.cuda is None or not torch.cuda.is_available():
         return None
     return torch.cuda.get_device_capability()

@@ -28,7 +28,7 @@ INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 
 
 def lookup_asm(numbers: Sequence[float], dtype: torch.dtype, half: int) -> str:
-    """Of four bytes in $2, the lower or higher half of each to two numbers in $0 and two in $1."""
+    """Instructions that turn the lower or higher halves of four bytes in $2 into two numbers in $0 and two in $1."""
     words = [number & 0xFFFF for number in torch.tensor(numbers).to(dtype).view(torch.int16).tolist()]
 
     def table(shift: int, first: int) -> int:
