@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 ValueType = Literal[
-    "text", "whole", "number", "switch", "choice", "depth", "tokens", "list", "keys", "sampling"
+    "text", "whole", "number", "switch", "choice", "depth", "tokens", "list", "keys", "sampling", "key limits"
 ]
 
 
@@ -46,6 +46,7 @@ METAVARS: dict[ValueType, str] = {
     "list": "LIST",
     "keys": "KEYS",
     "sampling": "JSON",
+    "key limits": "JSON",
 }
 
 

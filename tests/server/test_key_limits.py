@@ -2,17 +2,20 @@
 
 import concurrent.futures
 import contextlib
+import json
 import time
+from pathlib import Path
 
 import pytest
 
 from headlong.errors import ConfigError
 from headlong.server import key_limits
-from headlong.server.auth import Caller
+from headlong.server.auth import Auth, Caller
 from headlong.server.errors import ApiError
 from headlong.server.key_limits import LIMIT_HEADERS, Bucket, KeyLimits
 from headlong.server.keys import hash_key
 from headlong.server.settings import Settings
+from headlong.server.settings_sources import load
 from support.serving import RunningServer
 
 CHAT = "/v1/chat/completions"
@@ -72,6 +75,54 @@ def test_settings_have_ranges(name: str) -> None:
         Settings.of(**{name: 0})
 
 
+def test_a_key_has_limits_of_its_own(clock: list[float]) -> None:  # noqa: ARG001 - stands still
+    """In place of those that it names; the others stay."""
+    own = {
+        hash_key(ONE).upper().replace("SHA", "sha"): {
+            "rows": 3,
+            "requests_per_minute": None,
+            "grammar_seconds": 2,
+        }
+    }
+    settings = Settings.of(
+        **KEYS, key_limits=own, key_rows=1, key_requests_per_minute=1, key_grammar_seconds=1
+    )
+    limits = KeyLimits(settings)
+    auth = Auth(settings.api_keys, settings.admin_keys, exposed=False)
+    one, two = (auth.check({"x-api-key": key}) for key in (ONE, TWO))
+    for _ in range(3):
+        with limits.hold(one, 3):
+            pass
+    assert limits.account(one).grammar.per_minute == 2 and limits.account(two).grammar.per_minute == 1
+    with pytest.raises(ApiError, match="more than a key may have"), limits.hold(two, 2):
+        pass
+    with limits.hold(two, 1):
+        pass
+    with pytest.raises(ApiError, match="1 requests a minute"), limits.hold(two, 1):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "key_limits must map hashes"),
+        ({ONE: {}}, "must be named by a hash"),
+        ({hash_key("not-among-the-keys"): {}}, "not among api_keys"),
+        (
+            {hash_key(ONE): 3},
+            "of entry 0 must map requests_per_minute, tokens_per_minute, rows, grammar_seconds",
+        ),
+        ({hash_key(ONE): {"row": 3}}, "has no 'row'"),
+        ({hash_key(ONE): {"rows": 0}}, "entry 0: rows must be a whole number from 1"),
+        ({hash_key(ONE): {"grammar_seconds": "5"}}, "must be a number from 0.01"),
+    ],
+)
+def test_limits_of_a_key_are_checked(given: object, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        Settings.of(**KEYS, key_limits=given)
+    assert ONE not in str(refused.value), "a key that was written in place of its hash is not repeated"
+
+
 @pytest.fixture
 def long_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing fills up again while a test runs, however busy the machine is."""
@@ -109,6 +160,32 @@ def test_over_http() -> None:
         assert ask(TWO).status_code == 200, "another key has its own"
         assert not set(LIMIT_HEADERS) & set(ask(ADMIN).headers)
         assert [ask(ADMIN).status_code for _ in range(4)] == [200] * 4
+
+
+def test_a_key_s_own_limits_over_http(tmp_path: Path) -> None:
+    """As a config.yml has them."""
+    config = {
+        "api_keys": KEYS["api_keys"],
+        "key_rows": 1,
+        "key_limits": {hash_key(ONE): {"rows": 2, "tokens_per_minute": 5000}},
+    }
+    file = tmp_path / "config.yml"
+    file.write_text(json.dumps(config))
+    settings = load({}, str(file))
+    with (
+        RunningServer(
+            api_keys=settings.api_keys, key_rows=settings.key_rows, key_limits=settings.key_limits
+        ) as running,
+        running.client() as http,
+    ):
+        answers = [
+            http.post(
+                CHAT, json=BODY | {"n": 2}, headers={"x-api-key": key, "authorization": f"Bearer {key}"}
+            )
+            for key in (ONE, TWO)
+        ]
+    assert [answer.status_code for answer in answers] == [200, 400]
+    assert answers[0].headers["x-ratelimit-limit-tokens"] == "5000"
 
 
 @pytest.mark.usefixtures("long_minutes")

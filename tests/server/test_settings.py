@@ -86,6 +86,7 @@ SAMPLES = {
     "sampling": ('{"temperature": 0.5}', {"temperature": 0.5}),
 }
 SPECIAL = {
+    "key_limits": ("{}", {}),  # of keys that there are
     "cors_origins": (
         "https://a.example,http://b.example:8080",
         ("https://a.example", "http://b.example:8080"),

@@ -17,6 +17,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
+from headlong.checkpoint.leftovers import OLD, PARTIAL, writing
 from headlong.checkpoint.shards import INDEX, SINGLE
 from headlong.checkpoint.tensor_info import TORCH_DTYPES, TensorInfo
 from headlong.errors import CheckpointError
@@ -24,8 +25,6 @@ from headlong.progress import ProgressFn, silent
 
 SHARD_BYTES = 5_000_000_000
 CHUNK_BYTES = 16 * 2**20
-PARTIAL = ".partial"
-"""The ending of every temporary name. Nothing reads files with this ending."""
 
 Chunk = Tensor | bytes | memoryview
 
@@ -80,10 +79,11 @@ def replacing(path: str | Path, *, force: bool = False) -> Iterator[Path]:
         os.close(handle)
         partial = Path(name)
         try:
-            partial.chmod(0o666 & ~_umask())
-            yield partial
-            _sync(partial)
-            os.replace(partial, path)
+            with writing(partial):
+                partial.chmod(0o666 & ~_umask())
+                yield partial
+                _sync(partial)
+                os.replace(partial, path)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
@@ -102,11 +102,12 @@ def replacing_folder(path: str | Path, *, force: bool = False) -> Iterator[Path]
     with _errors_of(path):
         partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=PARTIAL, dir=path.absolute().parent))
         try:
-            partial.chmod(0o777 & ~_umask())
-            yield partial
-            for file in (*partial.iterdir(), partial):
-                _sync(file)
-            _swap(partial, path)
+            with writing(partial):
+                partial.chmod(0o777 & ~_umask())
+                yield partial
+                for file in (*partial.iterdir(), partial):
+                    _sync(file)
+                _swap(partial, path)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -137,7 +138,7 @@ def _swap(partial: Path, path: Path) -> None:
     if not path.exists() or not any(path.iterdir()):
         os.replace(partial, path)
         return
-    old = partial.with_name(f"{partial.name}.old{PARTIAL}")
+    old = partial.with_name(partial.name + OLD)
     os.replace(path, old)
     try:
         os.replace(partial, path)

@@ -12,9 +12,15 @@ if TYPE_CHECKING:
 
 
 def out_path(args: argparse.Namespace) -> Path:
+    """Where to write, once what runs that were killed left there is gone, which is told."""
+    from headlong.checkpoint.leftovers import clear_leftovers
+
     if not args.out.strip():
         raise ConfigError("--out: the name is empty; name a folder or a file to write")
-    return Path(args.out).expanduser()
+    out = Path(args.out).expanduser()
+    for sentence in clear_leftovers(out):
+        note(f"note: {sentence}")
+    return out
 
 
 def report(done: "Written") -> int:

@@ -123,7 +123,7 @@ def _convert(
     model: Checkpoint, whole: Checkpoint, partial: Path, head_type: str, progress: ProgressFn
 ) -> list[str]:
     """Writes a safetensors model and a head from anywhere as one GGUF file."""
-    with tempfile.TemporaryDirectory(prefix=".", suffix=PARTIAL, dir=partial.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{partial.name}.", suffix=PARTIAL, dir=partial.parent) as folder:
         if whole.is_gguf:  # the head is
             write_safetensors(Path(folder) / SIDECAR, safetensors_head(whole), head_metadata(model))
             whole = joined(model, open_artifact(Path(folder) / SIDECAR))

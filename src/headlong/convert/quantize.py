@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from headlong.checkpoint.checkpoint import CONFIG, Checkpoint
-from headlong.checkpoint.writing import PARTIAL, replacing, replacing_folder, write_sharded
+from headlong.checkpoint.leftovers import PARTIAL, writing
+from headlong.checkpoint.writing import replacing, replacing_folder, write_sharded
 from headlong.convert.folder import (
     copy_files,
     inspect_result,
@@ -56,7 +57,10 @@ def quantize(
     if not (parent := out.absolute().parent).is_dir():
         raise CheckpointError(f"{out}: cannot be written, there is no folder {parent}; make it first")
     if checkpoint.is_gguf:
-        with tempfile.TemporaryDirectory(prefix=".", suffix=PARTIAL, dir=parent) as folder:
+        with (
+            tempfile.TemporaryDirectory(prefix=f".{out.name}.", suffix=PARTIAL, dir=parent) as folder,
+            writing(Path(folder)),
+        ):
             plain, dtype = Path(folder) / checkpoint.folder.stem, blueprint.stored_dtype()
             from_gguf(checkpoint, plain, type=_FLOATS.get(dtype or torch.bfloat16, "bf16"), progress=progress)
             return _write(survey(Checkpoint.open(plain)), out, format, head, group_size, force, progress)

@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from headlong.server import keys
 from headlong.server.auth import Caller
 from headlong.server.errors import ApiError
-from headlong.server.settings import Settings
+from headlong.server.settings import KEY_PREFIX, Settings
 
 MINUTE = 60.0
 LIMIT_HEADERS = tuple(
@@ -55,6 +56,7 @@ class Account:
     requests: Bucket | None
     tokens: Bucket | None
     grammar: Bucket | None
+    most_rows: int | None = None
     rows: int = 0
 
     def spend(self, tokens: int) -> None:
@@ -92,25 +94,31 @@ class KeyLimits:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._own = {
+            keys.fingerprint(keys.digest_of(key)): limits for key, limits in settings.key_limits.items()
+        }
         self._accounts: dict[str, Account] = {}
 
     def account(self, caller: Caller) -> Account:
         if caller.admin:
             return Account(None, None, None)
         if caller.name not in self._accounts:
-            settings = self._settings
-            self._accounts[caller.name] = Account(
-                _bucket(settings.key_requests_per_minute),
-                _bucket(settings.key_tokens_per_minute),
-                _bucket(settings.key_grammar_seconds),
-            )
+            limits = ("requests_per_minute", "tokens_per_minute", "grammar_seconds", "rows")
+            *buckets, rows = (self._limit(caller, name) for name in limits)
+            most_rows = None if rows is None else int(rows)
+            self._accounts[caller.name] = Account(*map(_bucket, buckets), most_rows)
         return self._accounts[caller.name]
+
+    def _limit(self, caller: Caller, name: str) -> float | None:
+        """The key's own limit, or everybody's."""
+        own = self._own.get(caller.name, {})
+        return own[name] if name in own else getattr(self._settings, KEY_PREFIX + name)
 
     @contextlib.contextmanager
     def hold(self, caller: Caller, num_rows: int) -> Iterator[Account]:
         """Counts a request of `num_rows` sequences, or raises a 429 that says when to come back."""
-        account, most = self.account(caller), self._settings.key_rows
-        if most is not None and not caller.admin:
+        account = self.account(caller)
+        if (most := account.most_rows) is not None:
             if num_rows > most:
                 raise ApiError(
                     400, f"n: {num_rows} sequences at once are more than a key may have ({most})", param="n"

@@ -31,6 +31,8 @@ SAMPLING_FIELDS = (
     "presence_penalty",
     "frequency_penalty",
 )
+KEY_PREFIX = "key_"
+"""What the names of limits for each key begin with."""
 _ORIGIN = re.compile(r"\*|https?://[A-Za-z0-9.\-\[\]:]+")
 
 
@@ -137,6 +139,11 @@ class Settings:
         low=0.01,
         high=60,
     )
+    key_limits: Mapping[str, Mapping[str, float | None]] = _limits(
+        {},
+        "key limits",
+        "other limits for single keys, by hash: {sha256:…: {rows: 64, tokens_per_minute: null}}; null is no limit",
+    )
     max_body_bytes: int = _limits(8 << 20, "whole", "largest request body", low=1024, high=1 << 30)
     response_store_bytes: int = _limits(
         64 << 20,
@@ -171,6 +178,10 @@ class Settings:
                 object.__setattr__(self, name, check(name, value, name))
         checked = {name: check(name, value, name) for name, value in self.engine_options.items()}
         object.__setattr__(self, "engine_options", checked)
+        if unknown := [number for number, key in enumerate(self.key_limits) if key not in self.api_keys]:
+            raise ConfigError(
+                f"key_limits: entry {unknown[0]} is for a key that is not among api_keys; add its hash there"
+            )
 
     @property
     def model_of_alias(self) -> dict[str, str]:
@@ -239,6 +250,8 @@ def check(name: str, value: Any, origin: str) -> Any:
             return _check_keys(value, origin)
         case "sampling":
             return _check_sampling(value, origin)
+        case "key limits":
+            return _check_key_limits(value, origin)
 
 
 def _checked(value: Any, right: bool, origin: str, wanted: str) -> Any:
@@ -286,6 +299,28 @@ def _check_keys(value: Any, origin: str) -> tuple[str, ...]:
                 "`headlong keys` makes a new key and its hash, `headlong keys --stdin` hashes one you have"
             )
     return tuple(dict.fromkeys(item.lower() for item in value))
+
+
+def _check_key_limits(value: Any, origin: str) -> dict[str, dict[str, float | None]]:
+    limits = [name.removeprefix(KEY_PREFIX) for name in OPTIONS if name.startswith(KEY_PREFIX)]
+    limits.remove("limits")
+    _checked(value, isinstance(value, Mapping), origin, "map hashes of API keys to limits")
+    found = {}
+    for number, (key, own) in enumerate(value.items()):
+        if not isinstance(key, str) or not keys.is_hash(key):
+            raise ConfigError(
+                f"{origin}: entry {number} must be named by a hash of api_keys, sha256: and 64 hexadecimal digits"
+            )
+        where = f"{origin} of entry {number}"
+        _checked(own, isinstance(own, Mapping), where, f"map {', '.join(limits)} to numbers or null")
+        for name in own:
+            if name not in limits:
+                raise ConfigError(f"{where} has no {name!r}; it may hold {', '.join(limits)}")
+        found[key.lower()] = {
+            name: None if one is None else check(KEY_PREFIX + name, one, f"{where}: {name}")
+            for name, one in own.items()
+        }
+    return found
 
 
 def _check_sampling(value: Any, origin: str) -> dict[str, float]:

@@ -156,7 +156,7 @@ def _parse(name: str, value: Any, origin: str) -> Any:
             return _items(value)
         case "keys":
             return [_hashed(item, origin) for item in _items(value)]
-        case "sampling":
+        case "sampling" | "key limits":
             return _json(value, origin)
         case _:
             return value
