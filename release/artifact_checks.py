@@ -43,7 +43,7 @@ MORE_PROMPTS = (
 TOKENS, DRAFT_TOKENS = 80, 3
 CLOSE = 2**-7
 """How far a weight may be from the tool's, in parts of the matrix's largest: tools unpack to bfloat16."""
-ROWS = 32
+ROWS = 16
 """Rows of a matrix that are kept as a fixture."""
 _WRAPPERS = ("", "model.", "model.language_model.", "language_model.model.", "language_model.")
 

@@ -39,9 +39,18 @@ def distance(found: Tensor, x: Tensor, weight: Tensor) -> float:
     return ((found - x @ weight.T).abs() / (x.abs().sum(1, keepdim=True) * weight.abs().max())).max().item()
 
 
-@pytest.mark.parametrize(("how", "error"), [("nf4", ROUNDED), ("nf4_nested", ROUNDED), ("fp4", SCALED)])
-@pytest.mark.parametrize("size", [64, 320])
+@pytest.mark.parametrize(
+    ("how", "error", "size"),
+    [
+        ("nf4", ROUNDED, 320),
+        ("nf4", ROUNDED, 96),
+        ("nf4_nested", ROUNDED, 64),
+        ("fp4", SCALED, 320),
+        ("fp4", ROUNDED, 96),
+    ],
+)
 def test_the_product(how, error, size):
+    """Where blocks go over the ends of rows, fewer columns have a largest magnitude together."""
     weight, x = stored(how, size), draw(5, size).bfloat16().float().to(DEVICE)
     assert TritonLinear.supports(weight) is None
     multiply, dense = TritonLinear([weight]), weight.dequantize(0, OUTS)
@@ -65,7 +74,6 @@ def test_small_blocks(kind):
 
 
 def test_what_it_cannot_multiply_it_says():
-    assert "do not divide 96 columns" in str(TritonLinear.supports(stored("nf4", 96)))
     other = stored("nf4", 64, **{"weight.quant_map": torch.linspace(-1, 1, 16)})
     assert "is not the usual one" in str(TritonLinear.supports(other))
 

@@ -183,7 +183,7 @@ class Bnb4Weight(RowWeight):
             values.mul_(factors)
         return values_RD
 
-    def float_coding(self) -> FloatCoding | None:
+    def float_coding(self) -> FloatCoding:
         return FloatCoding(self._group, self.table)
 
     @property

@@ -102,11 +102,9 @@ def _integer_layout(weight: PackedWeight) -> WeightLayout | str:
 
 
 def _table_layout(weight: Bnb4Weight) -> WeightLayout | str:
-    if weight.float_coding() is None:
-        return f"blocks of {weight.block} do not divide {weight.in_features} columns"
     for encoding, numbers in ((NF4, NF4_TABLE), (FP4, FP4_TABLE)):
         if torch.allclose(torch.tensor(weight.table), torch.tensor(numbers), rtol=2.0**-22, atol=0.0):
-            return WeightLayout(encoding, torch.uint8, 4, weight.block)
+            return WeightLayout(encoding, torch.uint8, 4, weight.float_coding().group)
     return f"the table of this {weight.format.label} weight is not the usual one"
 
 
