@@ -135,6 +135,7 @@ OWN = {
     },
 }
 """Besides what is tested of each."""
+SLIDING_LAST = ["full_attention", "full_attention", "sliding_attention"]
 ONCE = ("deepseek_v3", "kimi_k2", "glm4_moe_lite", "gpt_oss")
 """Families that `EACH` does not suit: latent attention has no groups of heads, and experts no odd sizes of its own."""
 CASES = [
@@ -142,6 +143,9 @@ CASES = [
     for family in PLAIN_FAMILIES
     for name, changes in (({"as it is": {}} if family in ONCE else EACH) | OWN.get(family, {})).items()
 ]
+CASES.append(
+    pytest.param(("ministral", {"layer_types": SLIDING_LAST}), id="ministral: the last layer slides")
+)
 
 
 @pytest.fixture(scope="module", params=CASES)

@@ -23,6 +23,8 @@ from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.llama.configuration_llama import LlamaConfig
+from transformers.models.ministral import modeling_ministral as ministral
+from transformers.models.ministral.configuration_ministral import MinistralConfig
 from transformers.models.mistral import modeling_mistral as mistral
 from transformers.models.mistral.configuration_mistral import MistralConfig
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
@@ -119,6 +121,8 @@ class _Family:
     sizes: dict[str, Any]
     is_plain: bool = False
     """Whether all layers are attention, with norms that are not stored around zero."""
+    is_another: bool = False
+    """Whether it is another family under another name, but for what its config may say."""
     arch: str | None = None
     """What GGUF files call plain models of this family."""
     model_type: str | None = None
@@ -173,6 +177,15 @@ FAMILIES = {
         PLAIN_SIZES | {"sliding_window": None},
         is_plain=True,
         arch="llama",
+    ),
+    "ministral": _Family(
+        MinistralConfig,
+        ministral.MinistralForCausalLM,
+        ministral.MinistralDecoderLayer,
+        ministral.MinistralRMSNorm,
+        PLAIN_SIZES | {"head_dim": 12, "sliding_window": 9},
+        is_plain=True,
+        is_another=True,
     ),
     "qwen2": _Family(
         Qwen2Config,
@@ -284,7 +297,7 @@ FAMILIES = {
         arch="gpt-oss",
     ),
 }
-PLAIN_FAMILIES = [name for name, family in FAMILIES.items() if family.is_plain]
+PLAIN_FAMILIES = [name for name, family in FAMILIES.items() if family.is_plain and not family.is_another]
 GGUF_FAMILIES = [name for name in PLAIN_FAMILIES if FAMILIES[name].arch is not None]
 
 

@@ -25,8 +25,10 @@ Where no release brings a head, `mtp.*` are the names of one that is grafted. N 
 model's own where it says `model.layers.N`. Copies of the embedding and of the lm_head that a head's layers hold are
 compared with the target's and not loaded.
 
-`sliding_window` of `mistral` is served where no sequence grows longer than it: set `max_context`. A `model_type` that
-is not listed is refused with the name of the nearest that is.
+Layers with a window (`sliding_window`, by `layer_types` or by a family's own rule) attend through it, and keep keys and
+values of the whole sequence like others. Files of llama.cpp can name a window for `gpt-oss` alone; of other models with
+one they say that the context ends where the window does. A `model_type` that is not listed is refused with the name of
+the nearest that is.
 """
 
 

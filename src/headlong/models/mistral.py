@@ -1,4 +1,5 @@
-"""Mistral: the model of Llama, in some releases with a window. GGUF files of it are Llama's."""
+"""Mistral: the model of Llama, in some releases with a window, in Ministral for some of the layers. Its GGUF files are
+Llama's."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,5 +20,6 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
 FAMILY = replace(
     llama.FAMILY,
     config=read_config,
-    releases="Mistral-7B, Mistral-Nemo, Mistral-Small-24B, Ministral-8B",
+    releases="Mistral-7B, Mistral-Nemo, Mistral-Small-24B",
 )
+MINISTRAL = replace(FAMILY, releases="Ministral-8B")

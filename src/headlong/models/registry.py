@@ -28,7 +28,7 @@ from headlong.models.nearest import nearest
 FAMILIES: dict[str, Family] = {
     "llama": llama.FAMILY,
     "mistral": mistral.FAMILY,
-    "ministral": mistral.FAMILY,
+    "ministral": mistral.MINISTRAL,
     "qwen2": qwen2.FAMILY,
     "mimo": mimo.FAMILY,
     "qwen3": qwen3.FAMILY,
