@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headlong import HeadlongError, RequestError, SamplingParams
+from headlong.cluster import call
 from headlong.params import Grammar
 
 SHAPE = Grammar("json_schema", '{"type": "object", "properties": {"a": {"type": "string", "maxLength": 12}}}')
@@ -136,11 +137,12 @@ def test_another_model_is_never_given_its_tokens(world, monkeypatch):
         asyncio.run(world.run(world.front, params))
 
 
-def test_a_request_that_ends_replicas_is_given_up(world):
-    world.fleet.cuts.extend([0, -1, 0, 0])
-    with pytest.raises(HeadlongError, match="4 replicas were lost to this request"):
+def test_a_request_that_ends_replicas_is_given_up(world, monkeypatch):
+    monkeypatch.setattr(call, "PAUSE_SECONDS", 0.0)
+    world.fleet.cuts.extend([0, -1, 0, 0] * 2)
+    with pytest.raises(HeadlongError, match="8 replicas were lost to this request"):
         asyncio.run(world.run(world.front, SamplingParams(max_tokens=4)))
-    assert len(world.fleet.calls) == 4
+    assert len(world.fleet.calls) == 8
 
 
 def test_a_request_that_is_wrong_is_refused_before_it_is_sent(world):

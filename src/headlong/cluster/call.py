@@ -20,8 +20,9 @@ from headlong.engine.row import FAULT
 from headlong.errors import HeadlongError, RequestError
 from headlong.types import Request
 
-MAX_LOSSES = 4
-"""Replicas that may be lost to a call without a token between them: the call may be what ends them."""
+MAX_LOSSES = 8
+"""Replicas that may be lost to a call without a token between them: the call may be what ends them. It may also have
+waited on each for its turn."""
 MAX_REFUSALS = 40
 """How often a call may meet replicas that are not like the one that began."""
 PAUSE_SECONDS = 0.1
