@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from headlong.cluster.prefix_index import (
     KEPT_REPORTS,
     REPORTED_KEYS,
+    SLACK_REQUESTS,
     PrefixIndex,
     clearly_busier,
     page_keys,
@@ -60,13 +61,21 @@ def test_a_later_page_alone_is_enough():
 
 
 def test_a_clearly_busier_replica_is_spared():
-    tokens = prompt(1, 101)
-    index = told({"a": tokens[:100]})
-    weight = 150
-    assert index.choose(tokens, weight, {"a": 4 * weight + 100, "b": 0}).replicas == ("a", "b")
-    assert index.choose(tokens, weight, {"a": 4 * weight + 101, "b": 0}).replicas == ("b", "a")
-    assert not clearly_busier(14_000, 10_000, 0, 100), "less than half as much again"
-    assert clearly_busier(15_001, 10_000, 0, 100)
+    tokens = prompt(1, 128)
+    index = told({"a": tokens[:96]})
+    weight = 200
+    most = SLACK_REQUESTS * weight * 96 // 128
+    assert index.choose(tokens, weight, {"a": most, "b": 0}).replicas == ("a", "b")
+    assert index.choose(tokens, weight, {"a": most + 1, "b": 0}).replicas == ("b", "a")
+    assert not clearly_busier(14_000, 10_000, 1.0, 100), "less than half as much again"
+    assert clearly_busier(15_001, 10_000, 1.0, 100)
+    assert clearly_busier(14_000, 10_000, 0.5, 100), "for half a prompt it is too much"
+
+
+def test_a_short_beginning_that_all_prompts_share_does_not_draw_them_to_one_place():
+    index = told({"a": prompt(1, 8)})
+    assert index.choose(prompt(2, 392, prompt(1, 8)), 500, {"a": 500, "b": 0}).replicas[0] == "b"
+    assert index.choose(prompt(2, 392, prompt(1, 8)), 500, {"a": 70, "b": 0}).replicas[0] == "a"
 
 
 def test_the_second_longest_stands_in_for_a_busy_one():
@@ -179,7 +188,7 @@ def test_whatever_happens(events, max_keys, tokens, loads):
     cached = index.cached(tokens, loads)
     assert choice.cached_tokens == cached[best] < max(1, len(tokens))
     if cached[best]:
-        assert not clearly_busier(loads[best], idle, cached[best], 5)
+        assert not clearly_busier(loads[best], idle, cached[best] / len(tokens), 5)
     else:
         assert len(loads) == 1 or loads[best] < max(loads.values()) or len(set(loads.values())) < len(loads)
 

@@ -20,10 +20,10 @@ KEPT_REPORTS = 8
 """What was sent to a replica counts as cached for so many reports, though they do not name it: it may still wait."""
 REPORTED_KEYS = 2048
 """The most keys that a replica reports; one that reports fewer has no others."""
-SLACK_REQUESTS = 4
+SLACK_REQUESTS = 8
 SLACK_SHARE = 0.5
 """A replica is clearly busier than another if it is ahead of it by more than so many requests like the one to place,
-and by more than this share of what the other has to do, beyond the tokens that its cache saves."""
+and by more than this share of what the other has to do, each times the share of the prompt that its cache holds."""
 
 
 def short(key: bytes) -> bytes:
@@ -136,7 +136,7 @@ class PrefixIndex:
         best = next(
             one
             for one in by_cached
-            if not clearly_busier(loads[one], loads[idle], cached[one] - cached[idle], weight)
+            if not clearly_busier(loads[one], loads[idle], cached[one] / max(1, len(tokens)), weight)
         )
         if not cached[best]:
             best = self._less_busy_of_two(loads)
@@ -188,7 +188,7 @@ class PrefixIndex:
             del self._holders[key]
 
 
-def clearly_busier(load: int, other: int, saved: int, weight: int) -> bool:
-    """Whether a replica with `load` tokens to do is to be spared in favour of one with `other`, though its cache saves
-    `saved` tokens of a request of `weight`."""
-    return load - other > saved + max(SLACK_REQUESTS * weight, SLACK_SHARE * other)
+def clearly_busier(load: int, other: int, held: float, weight: int) -> bool:
+    """Whether a replica with `load` tokens to do is to be spared in favour of one with `other`, though its cache holds
+    the share `held` of the prompt of a request of `weight` tokens."""
+    return load - other > held * max(SLACK_REQUESTS * weight, SLACK_SHARE * other)
