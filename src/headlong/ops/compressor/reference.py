@@ -3,7 +3,7 @@
     entry = turn(norm(sum_j softmax_j(gate_j + bias_j) · value_j))       number by number, over the tokens of its span
 
 Which tokens an entry is made of is decided by their positions alone: those of this step are at hand, earlier ones lie
-in the slot's ring. README.md beside this file says what the ring has to hold.
+in the slot's ring.
 """
 
 import torch
