@@ -25,6 +25,7 @@ from headlong.quant.fp8 import Fp8Format
 from headlong.quant.gguf import BLOCK_SIZES, GgufBlocks
 from headlong.quant.plain import PlainFormat
 from support import packing, packing_bits
+from support.packing_floats import with_float_scales
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = ((70, 96), (65, 320))
