@@ -8,7 +8,7 @@ import pytest
 
 from headlong.checkpoint.source import EMBEDDED
 from headlong.errors import CheckpointError, RequestError
-from headlong.text import tokenizer_file
+from headlong.text import tokenizer_file, tokenizer_trial
 from headlong.text.tokenizer import Tokenizer
 
 GOOD = json.loads((Path(EMBEDDED) / "tokenizer.json").read_text())
@@ -102,3 +102,22 @@ def test_a_pattern_that_gives_up_concerns_its_text_alone(tmp_path):
         tokenizer.encode("a" * 45)
     assert time.perf_counter() - started < 20
     assert tokenizer.encode("a")
+
+
+@pytest.mark.parametrize("name", ["doubled thirty times", "doubled in sequences of sequences"])
+def test_what_the_bounds_of_a_file_miss_ends_another_process(tmp_path, monkeypatch, name):
+    """The checks of the file are taken away, and another process still bounds what it takes."""
+    monkeypatch.setattr(tokenizer_file, "check", lambda _: None)
+    monkeypatch.setattr(tokenizer_trial, "MAX_CPU_SECONDS", 1)
+    monkeypatch.setattr(tokenizer_trial, "MAX_BYTES", 256 << 20)
+    folder = written(tmp_path, json.dumps(FILES[name]))
+    with pytest.raises(CheckpointError, match="building it takes") as caught:
+        Tokenizer.from_folder(folder, apart=True)
+    assert str(caught.value).startswith(str(tmp_path / "tokenizer.json"))
+
+
+def test_a_good_file_is_tried_and_read(tmp_path):
+    found = Tokenizer.from_folder(written(tmp_path, json.dumps(GOOD)), apart=True)
+    assert found is not None and found.vocab_size > 1000
+    with pytest.raises(CheckpointError, match="not a readable tokenizer"):
+        Tokenizer.from_folder(written(tmp_path, json.dumps(FILES["a model of no type"])), apart=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from headlong.checkpoint import generation
 from headlong.checkpoint.checkpoint import Checkpoint
+from headlong.checkpoint.source import EMBEDDED
 from headlong.config import EngineConfig
 from headlong.errors import CheckpointError, ConfigError, RequestError
 from headlong.params import SamplingParams
@@ -32,7 +33,8 @@ class Texts:
     def read(cls, checkpoint: Checkpoint, config: EngineConfig) -> "Texts":
         """Reads all of it, or raises what is wrong with it."""
         recommended = generation.chosen(config.generation_config, checkpoint.generation_config)
-        tokenizer = _tokenizer(checkpoint)
+        # A process that maps no files serves others, whom no file may end; what came with Headlong is known.
+        tokenizer = _tokenizer(checkpoint, apart=not config.map_files and checkpoint.folder != EMBEDDED)
         return cls(tokenizer, _template(tokenizer, config.chat_template), recommended)
 
 
@@ -46,10 +48,12 @@ def recommended_params(recommended: Mapping[str, Any], folder: Path, **overrides
         raise ConfigError(f"generation_config.json of {folder} or the changes to it: {error}") from error
 
 
-def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
+def _tokenizer(checkpoint: Checkpoint, *, apart: bool) -> Tokenizer | None:
     """A tokenizer.json in the folder, else what a GGUF file carries, else a SentencePiece model in the folder."""
-    if checkpoint.folder.is_dir() and (found := Tokenizer.from_folder(checkpoint.folder)) is not None:
-        return found
+    if checkpoint.folder.is_dir():
+        found = Tokenizer.from_folder(checkpoint.folder, apart=apart)
+        if found is not None:
+            return found
     if not checkpoint.is_gguf:
         return tokenizer_from_sentencepiece(checkpoint.folder)
     try:

@@ -19,6 +19,7 @@ from headlong.errors import CheckpointError, RequestError
 from headlong.small_files import read_text
 from headlong.text import tokenizer_file
 from headlong.text.markup import markup_of
+from headlong.text.tokenizer_trial import try_out
 
 MAX_COMPANION_BYTES = 64 << 20
 """The most that tokenizer_config.json or a chat template may have."""
@@ -86,14 +87,17 @@ class Tokenizer:
         return f"Tokenizer(vocab_size={self.vocab_size}, byte_level={self.is_byte_level})"
 
     @classmethod
-    def from_folder(cls, folder: Path) -> "Tokenizer | None":
-        """Read tokenizer.json and its companions; None when the folder has no tokenizer.json."""
+    def from_folder(cls, folder: Path, *, apart: bool = False) -> "Tokenizer | None":
+        """Read tokenizer.json and its companions; None when the folder has no tokenizer.json. With `apart` the file is
+        first built by another process, which can be ended."""
         path = folder / "tokenizer.json"
         if not path.exists():
             return None
         if not path.is_file():
             raise CheckpointError(f"{path}: is no regular file; download it again")
         tokenizer_file.check(path)
+        if apart:
+            try_out(path)
         try:
             backend = Backend.from_file(str(path))
         except BaseException as error:  # the library raises bare `Exception` for every fault, or panics
