@@ -126,7 +126,7 @@ def gguf_metadata(
 
 
 def _context_length(config: ModelConfig) -> int:
-    """As long as the window where a file cannot name it: up to there it changes nothing."""
+    """The context ends with the window where a file cannot name one: up to there it changes nothing."""
     return config.max_position if config.window is None else min(config.max_position, config.window)
 
 
