@@ -151,8 +151,7 @@ def gguf_metadata(
 
 
 def _context_length(config: ModelConfig) -> int:
-    """The length that a file promises: no longer than the window where the file cannot name that, since up to there it
-    changes nothing."""
+    """The context ends with the window where a file cannot name one: up to there it changes nothing."""
     return config.max_position if config.window is None else min(config.max_position, config.window)
 
 
