@@ -2,14 +2,16 @@
 cost of the front.
 
     python benchmarks/cluster.py [--replicas 1,2,3] [--conversations 24] [--turns 4] [--clients 8] [--rounds 3]
+                                 [--reference]
 
 The embedded model, decoding plainly, one thread for each engine. An engine in this process answers conversations of
 many turns first: its tokens are the truth, and its hit rate is what routing is measured by. Then the same conversations
 go through `headlong deploy`'s own parts, by prefix for each number of replicas, at random for the largest. Reported is
 the fastest of the rounds, each with conversations of its own; hit rates are the mean of all. The front's cost is the
 processor's time of this process for each token: with replicas, all it does is to route, pass on and count. More
-replicas than there are cores left beside the front share them, and the ratios show it. If a token differs, nothing is
-reported and the exit code is 1. Ends in one JSON line.
+replicas than there are cores left beside the front share them, and the ratios show it. The embedded model's steps are
+so short that what surrounds them counts as much; with `--reference` they are more like a large model's. If a token
+differs, nothing is reported and the exit code is 1. Ends in one JSON line.
 """
 
 import argparse
@@ -144,10 +146,11 @@ def same_answers(results: dict[tuple[int, str], list[Run]]) -> bool:
     return all([run.answers for run in runs] == truths for runs in results.values())
 
 
-def with_one_thread() -> None:
+def with_one_thread(reference: bool) -> None:
     """Starts anew where the environment, which replicas inherit, does not ask for one thread."""
-    if os.environ.get("OMP_NUM_THREADS") != "1":
-        os.environ["OMP_NUM_THREADS"] = "1"
+    wanted = {"OMP_NUM_THREADS": "1"} | ({"HEADLONG_NATIVE": "0"} if reference else {})
+    if any(os.environ.get(name) != value for name, value in wanted.items()):
+        os.environ |= wanted
         os.execv(sys.executable, [sys.executable, *sys.argv])
 
 
@@ -161,9 +164,10 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=Workload.clients)
     parser.add_argument("--answer-tokens", type=int, default=Workload.answer_tokens)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--reference", action="store_true", help="no native kernels: long steps")
     parser.add_argument("--in-process", help="used by itself")
     args = parser.parse_args()
-    with_one_thread()
+    with_one_thread(args.reference)
     workload = Workload(
         conversations=args.conversations,
         turns=args.turns,
@@ -222,6 +226,7 @@ def report(results: list[Result], workload: Workload, machine: dict[str, Any]) -
         "torch": torch.__version__,
         "workload": asdict(workload),
         "machine": machine,
+        "reference": os.environ.get("HEADLONG_NATIVE") == "0",
     }
     print(json.dumps({"benchmark": "cluster"} | conditions | {"results": [asdict(each) for each in results]}))
 

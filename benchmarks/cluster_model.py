@@ -34,6 +34,8 @@ class Machine:
     chunk_tokens: int
     cache_tokens: int
     tokens_per_step: float = 1.0
+    prompt_seconds: float = 0.0
+    """What a prompt costs besides its tokens: it is cut at a page, and a checkpoint is kept."""
     chunk_seconds: float = 0.0
     """What it takes to pass on what one row gained in a step."""
 
@@ -129,6 +131,7 @@ class _Replica:
                 begun.append(row)
         rows = len(self.writing) + len(self.reading)
         seconds = machine.step_seconds(rows, machine.chunk_tokens - budget)
+        seconds += machine.prompt_seconds * len(begun)
         for row in self.writing:
             row.left -= machine.tokens_per_step
         for row in begun:

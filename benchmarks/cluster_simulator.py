@@ -4,17 +4,17 @@
                                            [--replicas 24,32,40,48,64] [--seconds 240] [--picture FILE]
 
 The measured run says what a step and a prompt's token cost one engine, and how many cores are busy where one replica
-is. What passing on a chunk costs a replica is fitted to the case of one; all other cases are then foretold. They must
-agree within 15%, else the exit code is 1 and nothing is foretold. On paper a replica is the 27B model in bfloat16 on
-one H200, decoding plainly, with the step times of docs/log/gpu.md; users think, ask, and read on. Everything that is
-assumed is printed. Ends in one JSON line.
+is. What a prompt costs besides its tokens is fitted to the case without replicas, what passing on a chunk costs to that
+of one; the others are then foretold. They must agree within 15%, else the exit code is 1 and nothing is foretold. On
+paper a replica is the 27B model in bfloat16 on one H200, decoding plainly, with the step times of docs/log/gpu.md;
+users think, ask, and read on. Everything that is assumed is printed. Ends in one JSON line.
 """
 
 import argparse
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -94,32 +94,41 @@ class Answer:
         return self.speed_p10 >= MIN_SPEED and self.first_p99 <= MAX_FIRST
 
 
-def machine_of(measured: dict[str, Any], chunk_seconds: float = 0.0) -> Machine:
+def machine_of(measured: dict[str, Any], prompt_seconds: float, chunk_seconds: float) -> Machine:
     known = measured["machine"]
     steps = tuple((int(rows), float(seconds)) for rows, seconds in known["steps"])
-    return Machine(steps, known["prompt_token_seconds"], chunk_seconds=chunk_seconds, **ENGINE)
+    fitted = {"prompt_seconds": prompt_seconds, "chunk_seconds": chunk_seconds}
+    return Machine(steps, known["prompt_token_seconds"], **fitted, **ENGINE)
 
 
-def small(measured: dict[str, Any], replicas: int, routing: str, chunk_seconds: float) -> Outcome:
-    """One of the measured cases, on as many cores as there were."""
-    one = _found(measured, 1, "prefix")
-    cluster = Cluster(
-        max(1, replicas),
-        machine_of(measured, chunk_seconds),
-        "random" if routing == "random" else "prefix",
-        measured["cores"],
-        one["busy_cores"],
-    )
+def small(measured: dict[str, Any], replicas: int, routing: str, machine: Machine) -> Outcome:
+    """One of the measured cases, on as many cores as there were; 0 replicas are an engine without a front."""
+    shared = {"cores": measured["cores"], "busy_cores": found(measured, 1, "prefix")["busy_cores"]}
+    how: Any = "random" if routing == "random" else "prefix"
+    cluster = Cluster(max(1, replicas), machine, how, **(shared if replicas else {}))
     return Simulation(cluster, Queue(Workload(**measured["workload"]))).run()
 
 
-def fitted_chunk_seconds(measured: dict[str, Any]) -> float:
-    """What passing on a chunk costs a replica: as much as one replica is slower than the model without it."""
-    wanted = _found(measured, 1, "prefix")["tokens_per_second"]
-    low, high = 0.0, 0.01
-    for _ in range(20):
+def fitted(measured: dict[str, Any]) -> Machine:
+    """One engine: what a prompt costs besides its tokens, by the case without replicas; and what passing on a chunk
+    does, by the case of one replica."""
+    alone = found(measured, 0, "")["tokens_per_second"]
+    prompt = _where(
+        lambda value: small(measured, 0, "", machine_of(measured, value, 0.0)).tokens_per_second, alone
+    )
+    one = found(measured, 1, "prefix")["tokens_per_second"]
+    chunk = _where(
+        lambda value: small(measured, 1, "prefix", machine_of(measured, prompt, value)).tokens_per_second, one
+    )
+    return machine_of(measured, prompt, chunk)
+
+
+def _where(speed: Callable[[float], float], wanted: float) -> float:
+    """The value from 0 to a second at which a speed that falls with it is the wanted one."""
+    low, high = 0.0, 1.0
+    for _ in range(24):
         middle = (low + high) / 2
-        if small(measured, 1, "prefix", middle).tokens_per_second > wanted:
+        if speed(middle) > wanted:
             low = middle
         else:
             high = middle
@@ -127,12 +136,11 @@ def fitted_chunk_seconds(measured: dict[str, Any]) -> float:
 
 
 def compare(measured: dict[str, Any]) -> list[Case]:
-    chunk_seconds = fitted_chunk_seconds(measured)
-    cases = []
+    machine, cases = fitted(measured), []
     for one in measured["results"]:
         if not one["replicas"]:
             continue
-        outcome = small(measured, one["replicas"], one["routing"], chunk_seconds)
+        outcome = small(measured, one["replicas"], one["routing"], machine)
         cases.append(
             Case(
                 one["replicas"],
@@ -180,7 +188,7 @@ def assumptions(habits: Habits, front_seconds: float) -> list[str]:
     ]
 
 
-def _found(measured: dict[str, Any], replicas: int, routing: str) -> dict[str, Any]:
+def found(measured: dict[str, Any], replicas: int, routing: str) -> dict[str, Any]:
     return next(
         one for one in measured["results"] if (one["replicas"], one["routing"]) == (replicas, routing)
     )
@@ -241,7 +249,7 @@ def main() -> None:
     if any(case.deviation > TOLERANCE for case in cases):
         raise SystemExit(f"the model is off by more than {TOLERANCE:.0%}; nothing is foretold")
     habits = replace(HABITS, users=args.users)
-    front_seconds = _found(measured, 1, "prefix")["front_us_per_token"] / 1e6
+    front_seconds = found(measured, 1, "prefix")["front_us_per_token"] / 1e6
     counts = [int(count) for count in args.replicas.split(",")]
     answers = [
         foretell(habits, count, routing, args.seconds) for routing in ("prefix", "random") for count in counts

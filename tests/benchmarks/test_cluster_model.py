@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from cluster_model import Cluster, Machine, Simulation
 from cluster_picture import draw
-from cluster_simulator import TOLERANCE, Case, compare, fitted_chunk_seconds, small
+from cluster_simulator import TOLERANCE, Case, compare, fitted, small
 from cluster_users import Habits, Queue, Thinkers
 from turns_of_many import Workload
 
@@ -86,13 +86,9 @@ def test_the_measured_cases_are_foretold():
     cases = compare(measured)
     assert len(cases) == 4
     assert [case for case in cases if case.deviation > TOLERANCE] == []
-    # The fit is not what makes them agree: without it, one replica alone is off.
-    chunk_seconds = fitted_chunk_seconds(measured)
-    assert 0 <= chunk_seconds < 0.005
-    assert (
-        small(measured, 1, "prefix", chunk_seconds).tokens
-        == small(measured, 3, "random", chunk_seconds).tokens
-    )
+    machine = fitted(measured)
+    assert 0 <= machine.chunk_seconds < 0.005 and 0 <= machine.prompt_seconds < 0.1
+    assert small(measured, 1, "prefix", machine).tokens == small(measured, 3, "random", machine).tokens
 
 
 def test_a_deviation_is_the_larger_of_two():

@@ -100,6 +100,7 @@ def _stay_local(folder: str) -> None:
     """Keeps a Ray of this machine's own to loopback and to this user. By itself it would listen on every interface, and
     keep its token in the user's home. Whoever says in the environment how Ray is to authenticate is obeyed."""
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # Ray's word for one that others may join
+    os.environ.setdefault("RAY_worker_niceness", "0")  # else replicas get what all others leave
     if "RAY_AUTH_MODE" not in os.environ:
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(Path(folder) / "token")}
 
