@@ -12,14 +12,31 @@ from torch import Tensor
 
 from headlong.ops.argmax.triton import argmax
 from headlong.ops.backend import NEAR_TIES
+from headlong.ops.compressed_attention.triton import TritonCompressedAttention
 from headlong.ops.compressed_attention.weights import CompressedAttentionWeights
+from headlong.ops.compressor.triton import TritonCompressor
+from headlong.ops.compressor.weights import CompressorWeights
 from headlong.ops.delta_net.reference import DeltaNetWeights
 from headlong.ops.delta_net.triton import TritonDeltaNet
 from headlong.ops.draw.triton import draw
 from headlong.ops.draw.triton_sample import sample
 from headlong.ops.gated_attention.reference import GatedAttentionWeights
 from headlong.ops.gated_attention.triton import TritonGatedAttention
-from headlong.ops.interfaces import CompressedAttention, DeltaNet, Experts, GatedAttention, LatentAttention
+from headlong.ops.hyper_connection.triton import TritonCollapse, TritonHyperConnection
+from headlong.ops.hyper_connection.weights import HyperWeights
+from headlong.ops.indexer.triton import TritonIndexer
+from headlong.ops.indexer.weights import IndexerSizes
+from headlong.ops.interfaces import (
+    Collapse,
+    CompressedAttention,
+    Compressor,
+    DeltaNet,
+    Experts,
+    GatedAttention,
+    HyperConnection,
+    Indexer,
+    LatentAttention,
+)
 from headlong.ops.latent_attention.triton import TritonLatentAttention
 from headlong.ops.latent_attention.weights import LatentAttentionWeights
 from headlong.ops.linear.linear import Linear, Projection, SiluMul
@@ -120,8 +137,25 @@ class TritonBackend(ReferenceBackend):
         return TritonLatentAttention(weights, self.dtype)
 
     def compressed_attention(self, weights: CompressedAttentionWeights) -> CompressedAttention:
-        self._leave("compressed attention", "there is no kernel for it")
-        return super().compressed_attention(weights)
+        return TritonCompressedAttention(weights, self.dtype)
+
+    def compressor(self, weights: CompressorWeights) -> Compressor:
+        return TritonCompressor(weights)
+
+    def indexer(self, sizes: IndexerSizes) -> Indexer:
+        return TritonIndexer(sizes)
+
+    def hyper_connection(self, weights: HyperWeights) -> HyperConnection:
+        if (reason := TritonHyperConnection.supports(weights)) is not None:
+            self._leave("hyper-connections", reason)
+            return super().hyper_connection(weights)
+        return TritonHyperConnection(weights, self.linear(weights.fn_MX))
+
+    def collapse(self, weights: HyperWeights) -> Collapse:
+        if (reason := TritonHyperConnection.supports(weights)) is not None:
+            self._leave("hyper-connections", reason)
+            return super().collapse(weights)
+        return TritonCollapse(weights, self.linear(weights.fn_MX))
 
     def delta_net(self, weights: DeltaNetWeights) -> DeltaNet:
         return TritonDeltaNet(weights, self.dtype)

@@ -28,7 +28,7 @@ class ReferenceHyperConnection:
     def __init__(self, weights: HyperWeights, fn: Linear) -> None:
         """`fn` multiplies by the weights' `fn_MX`."""
         self.sizes, self._fn = weights.sizes, fn
-        self._norm = _joint_norm(weights)
+        self._norm = joint_norm(weights)
         scale = weights.scale_3.to(weights.base_M.dtype)
         count = self.sizes.num_streams
         self._scale_M = torch.cat(
@@ -60,7 +60,7 @@ class ReferenceCollapse:
 
     def __init__(self, weights: HyperWeights, fn: Linear) -> None:
         self.sizes, self._fn = weights.sizes, fn
-        self._norm = _joint_norm(weights)
+        self._norm = joint_norm(weights)
         self._scale, self._base_S = weights.scale_3, weights.base_M
 
     def __call__(self, x_NSD: Tensor) -> Tensor:
@@ -81,7 +81,8 @@ def doubly_stochastic(comb_NSS: Tensor, sizes: StreamSizes) -> Tensor:
     return comb.permute(2, 0, 1).contiguous()
 
 
-def _joint_norm(weights: HyperWeights) -> RmsNorm:
+def joint_norm(weights: HyperWeights) -> RmsNorm:
+    """The norm of all streams side by side, which has no weights."""
     return RmsNorm(torch.ones_like(weights.fn_MX[0]), weights.sizes.norm_eps)
 
 
