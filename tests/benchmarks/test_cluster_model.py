@@ -86,10 +86,10 @@ def test_the_same_numbers_give_the_same_numbers():
 def test_the_measured_cases_are_foretold():
     """On the numbers of a machine of two cores, kept beside the simulator."""
     measured = json.loads((BENCHMARKS / "measured_cluster.json").read_text())
-    cases = compare(measured)
+    machine, beside = fitted(measured)
+    cases = compare(measured, machine, beside)
     assert len(cases) == 4
     assert [case for case in cases if case.deviation > TOLERANCE] == []
-    machine, beside = fitted(measured)
     assert 0 < machine.chunk_seconds < 0.001 and 0 < machine.prompt_seconds < 0.02 and 0 < beside < 0.01
     foretold = {(case.replicas, case.routing) for case in cases} - set(FITTED)
     assert foretold == {(3, "prefix"), (3, "random")}, "three costs were fitted to the other cases"
