@@ -56,8 +56,8 @@ class Cluster:
     routing: Literal["prefix", "random"] = "prefix"
     cores: float | None = None
     """Cores that all replicas and the front share; None where each has its own."""
-    busy_cores: float = 1.0
-    """Cores that a replica keeps busy while it steps, with what the front and Ray do for it."""
+    beside_seconds: float = 0.0
+    """The processor's time that the front and Ray take for every step, beside it."""
 
 
 @dataclass(eq=False)
@@ -216,16 +216,16 @@ class Simulation:
             return
         seconds, begun, ended = replica.step()
         replica.stepping = True
-        seconds *= self._slowdown()
+        seconds *= self._slowdown(seconds)
         self._outcome.busy_seconds += seconds
         self._at(now + seconds, "end", (replica, begun, ended))
 
-    def _slowdown(self) -> float:
-        """How much longer a step takes that shares its cores with others."""
+    def _slowdown(self, seconds: float) -> float:
+        """How much longer a step of so many seconds takes that shares its cores with others."""
         if self._cluster.cores is None:
             return 1.0
         stepping = sum(replica.stepping for replica in self._replicas.values())
-        return max(1.0, stepping * self._cluster.busy_cores / self._cluster.cores)
+        return max(1.0, stepping * (1 + self._cluster.beside_seconds / seconds) / self._cluster.cores)
 
     def _end(self, what: tuple[_Replica, list[_Row], list[_Row]], now: float) -> None:
         replica, begun, ended = what

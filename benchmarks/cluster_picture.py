@@ -18,10 +18,20 @@ def draw(users: int, answers: Sequence[dict[str, Any]]) -> str:
         f'aria-label="{escape(title)}">',
         f'<rect width="100%" height="100%" rx="8" fill="{PAPER}"/><g style="{style}">',
         f'<text x="{LEFT}" y="22" fill="{INK}" font-weight="600">{escape(title)}</text>',
+        *_legend(),
         *_panel(0, "seconds to the first token, p99", "first_p99", answers),
         *_panel(WIDTH, "tokens a second of an answer, median", "speed_p50", answers),
     ]
     return "\n".join([*parts, "</g></svg>"]) + "\n"
+
+
+def _legend() -> list[str]:
+    places = (2 * WIDTH - RIGHT - 210, 2 * WIDTH - RIGHT - 100)
+    return [
+        f'<line x1="{x}" x2="{x + 28}" y1="18" y2="18" stroke="{colour}" stroke-width="2"{dashes}/>'
+        f'<text x="{x + 36}" y="22" fill="{colour}">{routing}</text>'
+        for x, (routing, colour, dashes) in zip(places, LINES, strict=True)
+    ]
 
 
 def _panel(offset: int, title: str, field: str, answers: Sequence[dict[str, Any]]) -> list[str]:
@@ -50,7 +60,7 @@ def _panel(offset: int, title: str, field: str, answers: Sequence[dict[str, Any]
         f'<text x="{offset + (WIDTH + LEFT) / 2:.0f}" y="{HEIGHT - 10}" fill="{QUIET}" '
         'text-anchor="middle">replicas</text>'
     )
-    for number, (routing, colour, dashes) in enumerate(LINES):
+    for routing, colour, dashes in LINES:
         known = sorted((each["replicas"], each[field]) for each in answers if each["routing"] == routing)
         points = " ".join(f"{x(count):.1f},{y(value):.1f}" for count, value in known)
         parts.append(
@@ -60,8 +70,6 @@ def _panel(offset: int, title: str, field: str, answers: Sequence[dict[str, Any]
                 for count, value in known
             )
         )
-        place = offset + WIDTH - RIGHT - 130 + 66 * number
-        parts.append(f'<text x="{place}" y="44" fill="{colour}">{routing}</text>')
     return parts
 
 

@@ -1,13 +1,14 @@
 """A cluster on paper: does the model of `cluster_model.py` foretell what `cluster.py` measured? And then a large one.
 
     python benchmarks/cluster_simulator.py [--measured benchmarks/measured_cluster.json] [--users 10000]
-                                           [--replicas 24,32,40,48,64] [--seconds 240] [--picture FILE]
+                                           [--replicas 20,24,32,40] [--seconds 60] [--picture FILE]
 
-The measured run says what a step and a prompt's token cost one engine, and how many cores are busy where one replica
-is. What a prompt costs besides its tokens is fitted to the case without replicas, what passing on a chunk costs to that
-of one; the others are then foretold. They must agree within 15%, else the exit code is 1 and nothing is foretold. On
-paper a replica is the 27B model in bfloat16 on one H200, decoding plainly, with the step times of docs/log/gpu.md;
-users think, ask, and read on. Everything that is assumed is printed. Ends in one JSON line.
+The measured run says what a step and a prompt's token cost one engine. Three costs are fitted, each to the throughput
+of one case: what else a prompt costs (no replicas), what passing on a chunk does (one), what goes on beside each step
+on the same cores (two). Hit rates, and the throughput of three by prefix and at random, are foretold. All must agree
+within 15%, else the exit code is 1 and nothing is told of large clusters. On paper a replica is the 27B model in
+bfloat16 on one H200, decoding plainly, with the step times of docs/log/gpu.md; users think, ask, and read on.
+Everything that is assumed is printed. Ends in one JSON line.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from turns_of_many import Workload
 HERE = Path(__file__).parent
 PICTURE = HERE.parent / "docs" / "images" / "replicas.svg"
 TOLERANCE = 0.15
+FITTED = ((0, ""), (1, "prefix"), (2, "prefix"))
 ENGINE = {"max_rows": 16, "chunk_tokens": 512, "cache_tokens": 65_536}
 """What `cluster.py` gives its engines."""
 H200 = Machine(
@@ -48,7 +51,7 @@ HABITS = Habits(
     question_tokens=128,
     answer_tokens=256,
 )
-WARM_UP_SECONDS = 240.0
+WARM_UP_SECONDS = 150.0
 MIN_SPEED, MAX_FIRST = 20.0, 2.0
 """Enough for most: tokens a second that nine in ten answers reach, and seconds until the first token of 99 in 100."""
 
@@ -101,32 +104,34 @@ def machine_of(measured: dict[str, Any], prompt_seconds: float, chunk_seconds: f
     return Machine(steps, known["prompt_token_seconds"], **fitted, **ENGINE)
 
 
-def small(measured: dict[str, Any], replicas: int, routing: str, machine: Machine) -> Outcome:
+def small(measured: dict[str, Any], case: Sequence[Any], machine: Machine, beside: float = 0.0) -> Outcome:
     """One of the measured cases, on as many cores as there were; 0 replicas are an engine without a front."""
-    shared = {"cores": measured["cores"], "busy_cores": found(measured, 1, "prefix")["busy_cores"]}
+    replicas, routing = case
     how: Any = "random" if routing == "random" else "prefix"
-    cluster = Cluster(max(1, replicas), machine, how, **(shared if replicas else {}))
+    cores = measured["cores"] if replicas else None
+    cluster = Cluster(max(1, replicas), machine, how, cores, beside)
     return Simulation(cluster, Queue(Workload(**measured["workload"]))).run()
 
 
-def fitted(measured: dict[str, Any]) -> Machine:
-    """One engine: what a prompt costs besides its tokens, by the case without replicas; and what passing on a chunk
-    does, by the case of one replica."""
-    alone = found(measured, 0, "")["tokens_per_second"]
-    prompt = _where(
-        lambda value: small(measured, 0, "", machine_of(measured, value, 0.0)).tokens_per_second, alone
-    )
-    one = found(measured, 1, "prefix")["tokens_per_second"]
-    chunk = _where(
-        lambda value: small(measured, 1, "prefix", machine_of(measured, prompt, value)).tokens_per_second, one
-    )
-    return machine_of(measured, prompt, chunk)
+def fitted(measured: dict[str, Any]) -> tuple[Machine, float]:
+    """What was not measured by itself, each by one case: what a prompt costs besides its tokens by the engine without
+    replicas, what passing on a chunk costs by one replica, and what goes on beside each step by two that share."""
+    wanted = {case: found(measured, *case)["tokens_per_second"] for case in FITTED}
+    alone, one, two = FITTED
+
+    def speed(case: tuple[int, str], prompt: float, chunk: float = 0.0, beside: float = 0.0) -> float:
+        return small(measured, case, machine_of(measured, prompt, chunk), beside).tokens_per_second
+
+    prompt = _where(lambda value: speed(alone, value), wanted[alone])
+    chunk = _where(lambda value: speed(one, prompt, value), wanted[one])
+    beside = _where(lambda value: speed(two, prompt, chunk, value), wanted[two])
+    return machine_of(measured, prompt, chunk), beside
 
 
 def _where(speed: Callable[[float], float], wanted: float) -> float:
-    """The value from 0 to a second at which a speed that falls with it is the wanted one."""
-    low, high = 0.0, 1.0
-    for _ in range(24):
+    """The seconds, to a few microseconds, at which a speed that falls with them is the wanted one."""
+    low, high = 0.0, 0.02
+    for _ in range(12):
         middle = (low + high) / 2
         if speed(middle) > wanted:
             low = middle
@@ -135,12 +140,12 @@ def _where(speed: Callable[[float], float], wanted: float) -> float:
     return low
 
 
-def compare(measured: dict[str, Any]) -> list[Case]:
-    machine, cases = fitted(measured), []
+def compare(measured: dict[str, Any], machine: Machine, beside: float) -> list[Case]:
+    cases = []
     for one in measured["results"]:
         if not one["replicas"]:
             continue
-        outcome = small(measured, one["replicas"], one["routing"], machine)
+        outcome = small(measured, (one["replicas"], one["routing"]), machine, beside)
         cases.append(
             Case(
                 one["replicas"],
@@ -239,21 +244,22 @@ def main() -> None:
     )
     parser.add_argument("--measured", type=Path, default=HERE / "measured_cluster.json")
     parser.add_argument("--users", type=int, default=HABITS.users)
-    parser.add_argument("--replicas", default="24,32,40,48,64")
-    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--replicas", default="20,24,32,40")
+    parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--picture", type=Path, default=PICTURE)
     args = parser.parse_args()
     measured = json.loads(args.measured.read_text())
-    cases = compare(measured)
+    cases = compare(measured, *fitted(measured))
     show_cases(cases)
     if any(case.deviation > TOLERANCE for case in cases):
         raise SystemExit(f"the model is off by more than {TOLERANCE:.0%}; nothing is foretold")
     habits = replace(HABITS, users=args.users)
     front_seconds = found(measured, 1, "prefix")["front_us_per_token"] / 1e6
     counts = [int(count) for count in args.replicas.split(",")]
-    answers = [
-        foretell(habits, count, routing, args.seconds) for routing in ("prefix", "random") for count in counts
-    ]
+    cases_of_many = [(count, routing) for routing in ("prefix", "random") for count in counts]
+    with ProcessPoolExecutor() as workers:
+        futures = [workers.submit(foretell, habits, *case, args.seconds) for case in cases_of_many]
+        answers = [future.result() for future in futures]
     for line in assumptions(habits, front_seconds):
         print(f"- {line}")
     show_answers(answers, front_seconds)

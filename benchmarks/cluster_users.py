@@ -88,13 +88,22 @@ class Thinkers:
         self._conversations = itertools.count()
 
     def begin(self) -> list[tuple[float, Turn]]:
-        return [(self._pause(), self._first()) for _ in range(self._habits.users)]
+        return [(self._pause(), self._somewhere()) for _ in range(self._habits.users)]
 
     def follow(self, turn: Turn, now: float) -> tuple[float, Turn] | None:
         if turn.number + 1 == self._habits.turns:
             return now + self._pause(), self._first()
-        asked = max(1, round(self._habits.question_tokens / self.unit))
-        return now + self._pause(), next_turn(turn, asked, self._length())
+        return now + self._pause(), self._next(turn)
+
+    def _somewhere(self) -> Turn:
+        """A turn of a conversation that began before the clock did."""
+        turn = self._first()
+        for _ in range(self._rng.randrange(self._habits.turns)):
+            turn = self._next(turn)
+        return turn
+
+    def _next(self, turn: Turn) -> Turn:
+        return next_turn(turn, max(1, round(self._habits.question_tokens / self.unit)), self._length())
 
     def _first(self) -> Turn:
         conversation, habits = next(self._conversations), self._habits

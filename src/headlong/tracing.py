@@ -12,11 +12,16 @@ from typing import Any, Literal
 from headlong import env
 from headlong.errors import ConfigError
 
+trace: Any = None
+"""OpenTelemetry's module, or None where it is not installed."""
+_propagator: Any = None
 try:
     from opentelemetry import trace
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    _propagator = TraceContextTextMapPropagator()
 except ImportError:
-    trace = None
+    pass
 
 NAME = "headlong"
 TRACEPARENT = "traceparent"
@@ -45,7 +50,6 @@ def start(service: str) -> None:
         raise ConfigError(
             f"{endpoint} is set, but {error.name} is not installed; pip install 'headlong[otel]', or unset it"
         ) from error
-    assert trace is not None
     if isinstance(trace.get_tracer_provider(), TracerProvider):
         return  # somebody set up tracing for the whole process
     resource = Resource.create()  # reads the environment, as the exporter and the sampler do
@@ -65,7 +69,7 @@ def span(
     if trace is None:
         yield
         return
-    context = None if parent is None else TraceContextTextMapPropagator().extract(dict(parent))
+    context = None if parent is None else _propagator.extract(dict(parent))
     with trace.get_tracer(NAME).start_as_current_span(
         name, context=context, kind=trace.SpanKind[kind.upper()], attributes=_known(attributes)
     ):
@@ -85,8 +89,8 @@ class Apart:
     def carried(self) -> dict[str, str]:
         """The headers that make this span the parent of what they are sent along with."""
         headers: dict[str, str] = {}
-        if self._span is not None and trace is not None:
-            TraceContextTextMapPropagator().inject(headers, trace.set_span_in_context(self._span))
+        if self._span is not None:
+            _propagator.inject(headers, trace.set_span_in_context(self._span))
         return headers
 
 
@@ -98,7 +102,7 @@ def apart(
     if trace is None:
         yield Apart()
         return
-    context = None if parent is None else TraceContextTextMapPropagator().extract(dict(parent))
+    context = None if parent is None else _propagator.extract(dict(parent))
     made = trace.get_tracer(NAME).start_span(
         name, context=context, kind=trace.SpanKind[kind.upper()], attributes=_known(attributes)
     )
@@ -126,7 +130,7 @@ def carried() -> dict[str, str]:
     """The headers that make the present span the parent of what they are sent along with; none where there is none."""
     headers: dict[str, str] = {}
     if trace is not None:
-        TraceContextTextMapPropagator().inject(headers)
+        _propagator.inject(headers)
     return headers
 
 

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from cluster_model import Cluster, Machine, Simulation
 from cluster_picture import draw
-from cluster_simulator import TOLERANCE, Case, compare, fitted, small
+from cluster_simulator import FITTED, TOLERANCE, Case, compare, fitted, small
 from cluster_users import Habits, Queue, Thinkers
 from turns_of_many import Workload
 
@@ -63,7 +63,10 @@ def test_replicas_with_cores_of_their_own_add_up():
     assert 1.5 < speeds[1] / speeds[0] <= 2.2 and speeds[2] > speeds[1]
     shared = run(4, MANY, cores=1).tokens_per_second
     assert shared < 1.1 * speeds[0], "one core does no more than one replica"
-    assert run(1, MANY, cores=1, busy_cores=2).tokens_per_second == pytest.approx(speeds[0] / 2)
+    alone, with_others = run(), run(cores=1, beside_seconds=0.01)
+    assert with_others.seconds == pytest.approx(alone.seconds + 33 * 0.01), (
+        "33 steps, each with its part beside it"
+    )
 
 
 def test_prefixes_beat_chance():
@@ -83,12 +86,14 @@ def test_the_same_numbers_give_the_same_numbers():
 def test_the_measured_cases_are_foretold():
     """On the numbers of a machine of two cores, kept beside the simulator."""
     measured = json.loads((BENCHMARKS / "measured_cluster.json").read_text())
-    cases = compare(measured)
+    machine, beside = fitted(measured)
+    cases = compare(measured, machine, beside)
     assert len(cases) == 4
     assert [case for case in cases if case.deviation > TOLERANCE] == []
-    machine = fitted(measured)
-    assert 0 <= machine.chunk_seconds < 0.005 and 0 <= machine.prompt_seconds < 0.1
-    assert small(measured, 1, "prefix", machine).tokens == small(measured, 3, "random", machine).tokens
+    assert 0 < machine.chunk_seconds < 0.001 and 0 < machine.prompt_seconds < 0.02 and 0 < beside < 0.01
+    foretold = {(case.replicas, case.routing) for case in cases} - set(FITTED)
+    assert foretold == {(3, "prefix"), (3, "random")}, "three costs were fitted to the other cases"
+    assert small(measured, (1, "prefix"), machine).tokens == small(measured, (3, "random"), machine).tokens
 
 
 def test_a_deviation_is_the_larger_of_two():

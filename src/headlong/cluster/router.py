@@ -24,7 +24,7 @@ CALL_TOKENS = 1
 class PrefixRouter(RequestRouter):
     """Knows what the replicas hold and have to do, as far as they told and as far as it sent them there."""
 
-    def initialize_state(self, max_keys: int = 262_144, seed: int = 0) -> None:
+    def initialize_state(self, max_keys: int = 262_144, seed: int = 0, **_: Any) -> None:
         """Called by Serve with the `request_router_kwargs` of the deployment's config."""
         self.index = PrefixIndex(max_keys, seed)
         self.loads = Loads()
