@@ -25,22 +25,40 @@ PROMPTS = (
     "Give me three tips for learning a language.",
     "Write a short poem about a quiet river.",
 )
-MORE_PROMPTS = (
-    "Write a short story about a shy dragon who learns to share.",
-    "Write a short story about a clock that runs backwards.",
-    "Explain rain to a child.",
-    "Explain how bees make honey to a child.",
-    "Give me three tips for saving money.",
-    "Give me three tips for growing tomatoes.",
-    "Write a short poem about autumn.",
-    "Write a letter to my future self.",
-    "Write a letter to a teacher to say thank you.",
-    "Write a dialogue between a cat and a dog.",
-    "Write a dialogue between the sun and the moon.",
-    "Write a dialogue between two old trees.",
-)
-"""Drafts are counted over these, too: a text of its own by each model, so that few would say little."""
+TOPICS = {
+    "Write a short story about {}.": (
+        "a shy dragon who learns to share",
+        "a lighthouse keeper and a lost whale",
+        "two friends who build a kite",
+        "a clock that runs backwards",
+        "a baker who finds a magic spoon",
+    ),
+    "Explain {} to a child.": ("rain", "how bees make honey", "gravity", "sleep", "the moon"),
+    "Give me three tips for {}.": (
+        "sleeping better",
+        "saving money",
+        "growing tomatoes",
+        "staying calm",
+        "cooking rice",
+    ),
+    "Write a short poem about {}.": ("autumn", "my cat", "the first snow"),
+    "Write a letter to {}.": (
+        "a friend about a new puppy",
+        "a teacher to say thank you",
+        "my future self",
+        "the mayor",
+    ),
+    "Write a dialogue between {}.": (
+        "a cat and a dog",
+        "the sun and the moon",
+        "a boy and a robot",
+        "two old trees",
+    ),
+}
+MORE_PROMPTS = tuple(template.format(topic) for template, topics in TOPICS.items() for topic in topics)
+"""Drafts are counted over these, too: each model has a text of its own, so that few would say little."""
 TOKENS, DRAFT_TOKENS = 80, 3
+DRAFTED_TOKENS = 120
 CLOSE = 2**-7
 """How far a weight may be from the tool's, in parts of the matrix's largest: tools unpack to bfloat16."""
 ROWS = 16
@@ -134,7 +152,8 @@ def count_drafts(model: Path, texts: Path) -> Drafts:
     llm = LLM(model, device="cpu", mtp="on")
     answers = [
         llm.generate(
-            starts, SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=0.0, draft_tokens=count)
+            starts,
+            SamplingParams(max_tokens=DRAFTED_TOKENS, ignore_eos=True, temperature=0.0, draft_tokens=count),
         )
         for count in (0, DRAFT_TOKENS)
     ]
