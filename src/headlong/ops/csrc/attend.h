@@ -37,12 +37,12 @@ INLINE void attend_from(const Pages *c, const float *q, int64_t num_queries, con
                         int64_t end, const float *sinks, float *scores, float *out, float *scratch, const int64_t D,
                         const int64_t V) {
     const int64_t width = c->width, page_size = c->page_size, length = end - begin, first_page = begin / page_size;
-    for (int64_t page = first_page, low = begin; low < end; page++) {
-        const int64_t first = page * page_size, high = first + page_size < end ? first + page_size : end;
-        const int64_t at = pages[page] * c->page_stride + c->first;
-        for (; low < high; low++) {
-            const float *k = load_vector(c->keys, at + (low - first) * width, D, c->is_float, scratch);
-            for (int64_t g = 0; g < num_queries; g++) scores[g * length + low - begin] = dot(q + g * D, k, D);
+    for (int64_t page = first_page, first = page * page_size; first < end; first += page_size, page++) {
+        const int64_t at = pages[page] * c->page_stride + c->first, before = first - begin;
+        const int64_t count = end - first < page_size ? end - first : page_size;
+        for (int64_t p = before < 0 ? -before : 0; p < count; p++) {
+            const float *k = load_vector(c->keys, at + p * width, D, c->is_float, scratch);
+            for (int64_t g = 0; g < num_queries; g++) scores[g * length + before + p] = dot(q + g * D, k, D);
         }
     }
     for (int64_t g = 0; g < num_queries; g++) {
@@ -55,13 +55,13 @@ INLINE void attend_from(const Pages *c, const float *q, int64_t num_queries, con
         for (int64_t p = 0; p < length; p++) own[p] /= total;
     }
     for (int64_t i = 0; i < num_queries * V; i++) out[i] = 0.0f;
-    for (int64_t page = first_page, low = begin; low < end; page++) {
-        const int64_t first = page * page_size, high = first + page_size < end ? first + page_size : end;
-        const int64_t at = pages[page] * c->page_stride + c->first;
-        for (; low < high; low++) {
-            const float *v = load_vector(c->values, at + (low - first) * width, V, c->is_float, scratch);
+    for (int64_t page = first_page, first = page * page_size; first < end; first += page_size, page++) {
+        const int64_t at = pages[page] * c->page_stride + c->first, before = first - begin;
+        const int64_t count = end - first < page_size ? end - first : page_size;
+        for (int64_t p = before < 0 ? -before : 0; p < count; p++) {
+            const float *v = load_vector(c->values, at + p * width, V, c->is_float, scratch);
             for (int64_t g = 0; g < num_queries; g++) {
-                float weight = scores[g * length + low - begin], *own = out + g * V;
+                float weight = scores[g * length + before + p], *own = out + g * V;
                 for (int64_t d = 0; d < V; d++) own[d] += weight * v[d];
             }
         }
