@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,9 +26,19 @@ from support.written import assert_same
 FAMILIES = ("glm4_moe", "deepseek_v3", "glm4_moe_lite", "mimo")
 IN_GGUF = FAMILIES[:-1]
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 64, "num_hidden_layers": 2}
-EXPERTS = {"moe_intermediate_size": 64}
-LATENTS = EXPERTS | {"q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 16, "v_head_dim": 16}
-OWN = {"glm4_moe": EXPERTS, "deepseek_v3": LATENTS, "glm4_moe_lite": LATENTS, "mimo": {}}
+EXPERTS: dict[str, Any] = {"moe_intermediate_size": 64}
+LATENTS: dict[str, Any] = EXPERTS | {
+    "q_lora_rank": 64,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
+OWN: dict[str, dict[str, Any]] = {
+    "glm4_moe": EXPERTS,
+    "deepseek_v3": LATENTS,
+    "glm4_moe_lite": LATENTS,
+    "mimo": {},
+}
 FORMATS = ("fp8", "fp8_block", "int8", "int4")
 
 

@@ -65,7 +65,7 @@ OLD = {key: value for key, value in DEEPSEEK.items() if not key.endswith(SPLIT)}
     "deepseek2.attention.key_length": 192,
     "deepseek2.attention.value_length": 128,
 }
-SIZES = {
+SIZES: dict[str, Any] = {
     # Rows of 256, what K-quants need; heads' keys have fewer, as in real files.
     "hidden_size": 256,
     "intermediate_size": 256,

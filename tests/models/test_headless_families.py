@@ -2,6 +2,7 @@
 with a smaller model of the same vocabulary, and with a head that was grafted."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,12 @@ from support.tiny import random_tokens
 FAMILIES = ("qwen2", "qwen3", "qwen3_moe", "mistral", "llama", "kimi_k2")
 VOCABULARY = 6
 """Of few tokens, so that what was said is said again and a foreign model's drafts may be right."""
-SMALL = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48, "vocab_size": VOCABULARY}
+SMALL: dict[str, Any] = {
+    "num_hidden_layers": 1,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "vocab_size": VOCABULARY,
+}
 
 
 @pytest.fixture(scope="module")
