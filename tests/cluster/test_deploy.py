@@ -35,7 +35,7 @@ def ask(client: httpx.Client, path: str, body: dict) -> object:
 def test_a_killed_replica_is_not_noticed(tmp_path):
     """Streams, tools, schemas, log-probabilities, several choices and prompts: each answer is what it gives alone on a
     server without replicas, though the replica that had it was killed."""
-    asked = bodies(16, 240)
+    asked = bodies(12, 200)
     with (
         RunningServer(max_rows=8, max_context=1024, generation_config="auto") as alone,
         alone.client() as client,

@@ -1,6 +1,7 @@
 """What `headlong deploy` refuses before anything is started, and what it writes."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -14,7 +15,7 @@ from headlong.config import EngineConfig
 from headlong.errors import ConfigError
 
 LAPTOP = Room(where="this machine", address="", cpus=4.0, gpus=0.0, memory=8e9)
-STATION = Room(where="the cluster", address="", cpus=64.0, gpus=2.0, memory=None)
+STATION = Room(where="the station", address="", cpus=64.0, gpus=2.0, memory=None)
 
 
 def test_without_ray(monkeypatch, capsys):
@@ -46,7 +47,7 @@ def test_what_cannot_be_meant(flags, said, capsys):
         (LAPTOP, {"max_replicas": 5, "cpus": 1.0}, 1, "1 CPUs each need 5, and this machine has 4: use --replicas 4"),
         (LAPTOP, {"max_replicas": 6}, 1, "or --cpus-per-replica 0.67"),
         (LAPTOP, {"max_replicas": 2, "gpus": 1.0}, 1, "of 1 GPUs each need 2, and this machine has 0"),
-        (STATION, {"max_replicas": 3}, 1, "of 1 GPUs each need 3, and the cluster has 2: use --replicas 2"),
+        (STATION, {"max_replicas": 3}, 1, "of 1 GPUs each need 3, and the station has 2: use --replicas 2"),
         (LAPTOP, {"max_replicas": 3}, 3_000_000_000, "9.0 GB, and this machine has 8.0 GB of memory: use --replicas 2"),
         (LAPTOP, {"max_replicas": 1}, 9_000_000_000, "use a smaller model"),
     ],
@@ -55,6 +56,14 @@ def test_no_room(room, wanted, weights, said):
     with pytest.raises(ConfigError) as refusal:
         check_room(room, placed(room, {"min_replicas": 1, **wanted}, "auto"), weights)
     assert said in str(refusal.value)
+
+
+def test_a_cluster_that_may_grow_is_waited_for(caplog):
+    few = Placement(min_replicas=2, max_replicas=99)
+    check_room(replace(LAPTOP, may_grow=True), few, 1)
+    assert not caplog.records, "there is room for the least that there may be"
+    check_room(replace(LAPTOP, may_grow=True, cpus=1.0), few, 1)
+    assert "waiting until the cluster grows: 2 replicas of 1 CPUs each need 2" in caplog.text
 
 
 def test_what_is_left_open_is_shared_out():

@@ -19,7 +19,7 @@ from headlong.cluster.app import DEPLOYMENT, Placement, application, name_of, ve
 from headlong.cluster.board import Board
 from headlong.cluster.client import ClusterEngine
 from headlong.cluster.fleet import Fleet
-from headlong.cluster.machines import Room, check_room
+from headlong.cluster.machines import Room, check_room, left
 from headlong.cluster.ray_fleet import RayFleet
 from headlong.cluster.wire import Facts
 from headlong.config import EngineConfig
@@ -53,7 +53,8 @@ class ClusterEngines:
         name, count = name_of(told), self._placement.min_replicas
         options = options_of(config)
         if not _runs(name, version_of(told, options), None if self._join else repr(self._placement)):
-            check_room(self._room, self._placement, weight_bytes(folder))
+            room = self._room if name in serve.status().applications else left(self._room)
+            check_room(room, self._placement, weight_bytes(folder))
             progress("replicas", 0, count)
             _run(name, application(told, options, self._placement))
             progress("replicas", count, count)
@@ -134,13 +135,19 @@ def _absolute(model: str | Path | None) -> str | None:
 
 
 def _runs(name: str, version: str, placement: str | None) -> bool:
-    """Whether the application runs as it is wanted; None is any placement."""
-    told = serve.status().applications.get(name)
-    if told is None or told.status != "RUNNING":
-        return False
-    reports = RayFleet(serve.get_deployment_handle(DEPLOYMENT, name)).reports()
-    alike = [one.facts.version == version and placement in (None, one.facts.placement) for one in reports]
-    return bool(alike) and all(alike)
+    """Whether the application runs as it is wanted, or is about to; None is any placement. Replicas that are busy or
+    that begin anew are waited for: to deploy again would replace them all."""
+    end = time.monotonic() + FIRST_WORD_SECONDS
+    while time.monotonic() < end:
+        told = serve.status().applications.get(name)
+        if told is None or told.status not in ("RUNNING", "UNHEALTHY", "DEPLOYING"):
+            return False
+        reports = RayFleet(serve.get_deployment_handle(DEPLOYMENT, name)).reports()
+        alike = [one.facts.version == version and placement in (None, one.facts.placement) for one in reports]
+        if alike and len(set(alike)) == 1:
+            return alike[0]
+        time.sleep(0.2)
+    return False
 
 
 def _run(name: str, app: serve.Application) -> None:

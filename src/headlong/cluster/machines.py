@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -16,6 +16,7 @@ from headlong.errors import ConfigError
 
 STORE_BYTES = 80 << 20
 """Ray's object store on this machine: replicas and front pass nothing through it but small values."""
+log = logging.getLogger(__name__)
 QUIETLY: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
@@ -30,6 +31,8 @@ class Room:
     gpus: float
     memory: float | None
     """Bytes; None where nobody knows."""
+    may_grow: bool = False
+    """Whether others may add machines to it."""
 
 
 @contextlib.contextmanager
@@ -72,6 +75,15 @@ def _room(where: str) -> Room:
         cpus=have.get("CPU", 0.0),
         gpus=have.get("GPU", 0.0),
         memory=have.get("memory") if where == "the cluster" else available_memory(),
+        may_grow=where == "the cluster",
+    )
+
+
+def left(room: Room) -> Room:
+    """What others have not taken of it."""
+    have = ray.available_resources()
+    return replace(
+        room, where=f"what is left of {room.where}", cpus=have.get("CPU", 0.0), gpus=have.get("GPU", 0.0)
     )
 
 
@@ -87,8 +99,18 @@ def placed(room: Room, placement: Mapping[str, float | None], device: str) -> Pl
 
 
 def check_room(room: Room, placement: Placement, weight_bytes: int) -> None:
-    """Refuses replicas that could never all run, before anything is started."""
-    count = placement.max_replicas
+    """Refuses replicas that could never all run, before anything is started. A cluster that others may add machines to
+    is waited for, and that is told."""
+    try:
+        _check_room(room, placement, weight_bytes)
+    except ConfigError as error:
+        if not room.may_grow:
+            raise
+        log.warning("waiting until the cluster grows: %s", error)
+
+
+def _check_room(room: Room, placement: Placement, weight_bytes: int) -> None:
+    count = placement.min_replicas if room.may_grow else placement.max_replicas
     for what, each, flag in (("CPUs", placement.cpus, "cpus"), ("GPUs", placement.gpus, "gpus")):
         have = getattr(room, flag)
         if count * each > have:
