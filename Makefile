@@ -10,7 +10,7 @@ DEFAULT  := not slow and not gpu and not clients
 
 # What depends on who computes; how weights are packed and what can be damaged does not.
 ON_REFERENCE_OPS = tests/state $(addprefix tests/models/test_, \
-	against_transformers.py mtp_head.py llama.py tiled_heads.py loading.py)
+	against_transformers.py deepseek_v4.py mtp_head.py llama.py tiled_heads.py loading.py)
 
 # People's own clients do not agree on one openai package, and none of them needs ours: environments apart from this one.
 CLIENTS  := .clients

@@ -3,6 +3,8 @@ nobody who drafts, shares, is put back or obeys a grammar changes a token."""
 
 import random
 from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -142,14 +144,20 @@ def test_the_head_is_a_slow_one(heads, tmp_path):
         driver.step(driver.draft("a", depth, accept, seed=length))
 
 
+CRAMPED = {"page_size": 16, "chunk_tokens": 24, "cache_tokens": 112, "max_context": 96}
+
+
+class Served(NamedTuple):
+    folder: Path
+    llm: LLM
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """An engine with few tokens, so that what was said is said again, and pages for little more than one row."""
     sizes = {"compress_ratios": [0, 4, 128], "compress_rates": HEAVY, "hc_sinkhorn_iters": 2}
-    made = tiny_v4.make(tmp_path_factory.mktemp("v4"), seed=8, vocab_size=6, **sizes)
-    return LLM(
-        made.folder, device="cpu", mtp="on", page_size=16, chunk_tokens=24, cache_tokens=112, max_context=96
-    )
+    folder = tiny_v4.make(tmp_path_factory.mktemp("v4"), seed=8, vocab_size=6, **sizes).folder
+    return Served(folder, LLM(folder, device="cpu", mtp="on", **CRAMPED))
 
 
 def asked(drafts, *, rule=None, max_tokens=24):
@@ -179,16 +187,44 @@ def alone(llm, requests):
     return found
 
 
-def test_who_drafts_shares_or_is_put_back_changes_no_token(served):
-    wanted = alone(served, asked(0))
-    for drafts in (1, 3):
-        trace = drive(served, asked(drafts), arrivals=[0, 0, 2, 9])
-        assert trace.results == wanted
-        assert trace.preempted, "there were pages for all"
-        assert any(output.num_accepted for output in trace.outputs)
-        again = drive(served, asked(drafts))
-        assert again.results == wanted
-        assert any(output.num_cached for output in again.outputs), "nothing was kept"
+@pytest.mark.parametrize("drafts", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_who_drafts_shares_or_is_put_back_changes_no_token(served, drafts):
+    wanted = alone(served.llm, asked(0))
+    trace = drive(served.llm, asked(drafts), arrivals=[0, 0, 2, 9])
+    assert trace.results == wanted
+    assert trace.preempted, "there were pages for all"
+    assert any(output.num_accepted for output in trace.outputs)
+    again = drive(served.llm, asked(drafts)[:2])
+    assert again.results == {name: wanted[name] for name in again.results}
+    assert any(output.num_cached for output in again.outputs), "nothing was kept"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"draft_device": "cpu"},
+        {"proposer": "ngram"},
+        {"draft_vocab": 4},
+        {"dtype": "bfloat16"},
+        {"dtype": "float64"},
+        {"proposer": "draft"},
+    ],
+    ids=str,
+)
+def test_every_way_to_draft(served, options):
+    """The last one is the model itself, all of whose drafts stand: it takes back what it fed one after the other."""
+    folder, sizes = served.folder, {"page_size": 16, "cache_tokens": 1024, "max_context": 96}
+    own = {"drafter": str(folder)} if options.get("proposer") == "draft" else {}
+    dtype = {"dtype": options.get("dtype", "float32")}
+    prompts = [random_tokens(6, 9 + 7 * n, seed=n) for n in range(4)]
+    params = [SamplingParams(max_tokens=30, temperature=0.9 * (n % 2), seed=n) for n in range(4)]
+    plain = LLM(folder, device="cpu", mtp="off", **dtype, **sizes).generate(prompts, params)
+    found = LLM(folder, device="cpu", **sizes, **own, **options).generate(prompts, params)
+    assert [one.token_ids for one in found] == [one.token_ids for one in plain]
+    drafted = sum(one.stats.drafted for one in found)
+    accepted = sum(one.stats.accepted for one in found)
+    assert drafted and (not own or accepted == drafted)
 
 
 def test_a_grammar_holds_and_drafts_change_nothing(served):
@@ -197,10 +233,10 @@ def test_a_grammar_holds_and_drafts_change_nothing(served):
     def rule(output):
         return set(range(6)) - set(output[-1:])
 
-    wanted = alone(served, asked(0, rule=rule))
+    wanted = alone(served.llm, asked(0, rule=rule, max_tokens=14))
     for result in wanted.values():
         assert all(a != b for a, b in zip(result.token_ids, result.token_ids[1:], strict=False))
-    trace = drive(served, asked(3, rule=rule))
+    trace = drive(served.llm, asked(3, rule=rule, max_tokens=14))
     assert trace.results == wanted and any(output.num_accepted for output in trace.outputs)
 
 

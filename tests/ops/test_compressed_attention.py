@@ -8,10 +8,12 @@ from headlong.ops.compressed_attention.weights import CompressedAttentionWeights
 from headlong.ops.compressor.reference import ReferenceCompressor
 from headlong.ops.compressor.weights import CompressorWeights
 from headlong.ops.grouped_linear.rows import rows_of
-from headlong.ops.hyper_connection.reference import doubly_stochastic
-from headlong.ops.hyper_connection.weights import StreamSizes
+from headlong.ops.hyper_connection.native import NativeHyperConnection
+from headlong.ops.hyper_connection.reference import ReferenceHyperConnection, doubly_stochastic
+from headlong.ops.hyper_connection.weights import HyperWeights, StreamSizes
 from headlong.ops.indexer.reference import ReferenceIndexer
 from headlong.ops.indexer.weights import IndexerSizes
+from headlong.ops.linear.reference import ReferenceLinear
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.ordered_sum import halving_sum, sum_in_order
 from headlong.ops.paged_attention.reference import prepare
@@ -200,3 +202,18 @@ def test_rows_of_a_packed_weight_are_its_own():
     assert torch.equal(groups[2].dequantize_rows(torch.tensor([3, 0])), whole.dequantize(0, 12)[[11, 8]])
     assert groups[1].grouping() == whole.grouping()
     assert torch.equal(groups[1].grouped(1, 3).codes_RD, whole.grouped(5, 7).codes_RD)
+
+
+@pytest.mark.parametrize(("streams", "iterations"), [(4, 20), (3, 1), (2, 7)])
+def test_native_mixes_are_the_references(streams, iterations):
+    """To rounding; and a token's bits are its own."""
+    width = (2 + streams) * streams
+    sizes = StreamSizes(streams, 8, 1e-6, 1e-6, iterations)
+    weights = HyperWeights(sizes, random(width, 8 * streams), random(width, seed=1), random(3, seed=2))
+    fn = ReferenceLinear(weights.fn_MX)
+    native, reference = NativeHyperConnection(weights, fn), ReferenceHyperConnection(weights, fn)
+    raw_NM = 3.0 * random(70, width, seed=3)
+    found = native.mixes(raw_NM)
+    for mine, wanted, alone in zip(found, reference.mixes(raw_NM), native.mixes(raw_NM[41:42]), strict=True):
+        torch.testing.assert_close(mine, wanted, atol=2e-6, rtol=1e-5)
+        assert torch.equal(mine[41:42], alone)

@@ -40,6 +40,7 @@ _SIGNATURES = {
     "headlong_attention": (_POINTER,) * 4,
     "headlong_latent_attention": (_POINTER,) * 5,
     "headlong_experts": (_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _INT),
+    "headlong_stream_mixes": (_POINTER,) * 6 + (_LONG,) * 3 + (_FLOAT, _INT),
     "headlong_run": (_POINTER, _LONG, _POINTER, _LONG, _POINTER),
 }
 

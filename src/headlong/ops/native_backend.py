@@ -14,7 +14,16 @@ from headlong.ops.draw import native as draw
 from headlong.ops.embedding.native import NativeEmbedding
 from headlong.ops.gated_attention.native import NativeGatedAttention
 from headlong.ops.gated_attention.reference import GatedAttentionWeights
-from headlong.ops.interfaces import DeltaNet, Embedding, Experts, GatedAttention, LatentAttention
+from headlong.ops.hyper_connection.native import NativeHyperConnection
+from headlong.ops.hyper_connection.weights import HyperWeights
+from headlong.ops.interfaces import (
+    DeltaNet,
+    Embedding,
+    Experts,
+    GatedAttention,
+    HyperConnection,
+    LatentAttention,
+)
 from headlong.ops.latent_attention.native import NativeLatentAttention
 from headlong.ops.latent_attention.weights import LatentAttentionWeights
 from headlong.ops.linear.linear import Linear, Shard, SiluMul
@@ -75,6 +84,9 @@ class NativeBackend(ReferenceBackend):
 
     def latent_attention(self, weights: LatentAttentionWeights) -> LatentAttention:
         return NativeLatentAttention.load(weights, self._source)
+
+    def hyper_connection(self, weights: HyperWeights) -> HyperConnection:
+        return NativeHyperConnection(weights, self._multiplied(weights.fn_MX))
 
     def delta_net(self, weights: DeltaNetWeights) -> DeltaNet:
         return NativeDeltaNet(weights)

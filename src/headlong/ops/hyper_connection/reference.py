@@ -38,12 +38,17 @@ class ReferenceHyperConnection:
 
     def __call__(self, x_NSD: Tensor, then: Norm) -> tuple[Normed, Mix]:
         """Returns what the block is given, after the norm `then`, and what `add` needs."""
+        pre_NS, post_NS, comb_NSS = self.mixes(_mixes(x_NSD, self._norm, self._fn))
+        return then(_collapsed(x_NSD, pre_NS)), Mix(post_NS, comb_NSS)
+
+    def mixes(self, raw_NM: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns what of each stream goes in, what each gets back, and what of each goes on in each, by a token's
+        products with `fn`."""
         s = self.sizes
-        mixes_NM = _mixes(x_NSD, self._norm, self._fn) * self._scale_M + self._base_M
+        mixes_NM = raw_NM * self._scale_M + self._base_M
         pre, post, comb = mixes_NM.split((s.num_streams, s.num_streams, s.num_streams**2), dim=-1)
-        given_ND = _collapsed(x_NSD, sigmoid(pre.contiguous()) + s.eps)
         comb_NSS = doubly_stochastic(comb.unflatten(-1, (s.num_streams, -1)), s)
-        return then(given_ND), Mix(sigmoid(post.contiguous()) * 2.0, comb_NSS)
+        return sigmoid(pre.contiguous()) + s.eps, sigmoid(post.contiguous()) * 2.0, comb_NSS
 
     def add(self, x_NSD: Tensor, out_ND: Tensor, mix: Mix) -> Tensor:
         """Returns the streams after the block."""
