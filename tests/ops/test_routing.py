@@ -148,6 +148,28 @@ def test_triton_chooses_alike(routing, is_biased, ties):
     torch.testing.assert_close(shares[:, :-1].cpu(), expected_shares)
 
 
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("is_biased", [False, True])
+def test_triton_routes_as_deepseek_v4_does(is_biased, given):
+    """By roots of softplus, or to experts that are given, which its scores weigh all the same."""
+    routing = Routing(EXPERTS, 4, scores="sqrtsoftplus", scale=1.5, given=given)
+    weights = weights_of(routing, is_biased and not given, None, False)
+    logits = 20.0 * logits_of()
+    chosen = torch.stack([torch.randperm(EXPERTS)[:4] for _ in range(TOKENS)]) if given else None
+    layer = experts_of("triton", weights)
+    found, shares, *_ = layer.route(logits.to(DEVICE), None if chosen is None else chosen.to(DEVICE))
+    wanted, expected_shares = route(logits, routing, bias_of(is_biased and not given), chosen)
+    assert found.view(TOKENS, -1).cpu().tolist() == wanted.tolist()
+    torch.testing.assert_close(shares[:, :-1].cpu(), expected_shares)
+    x = draw(TOKENS, SIZES.hidden, seed=3).to(DEVICE)
+    own = None if chosen is None else chosen.to(DEVICE)
+    whole = layer(x, logits.to(DEVICE), None, x, torch.clone, own)[0]
+    alone = layer(
+        x[3:4], logits[3:4].to(DEVICE), None, x[3:4], torch.clone, None if own is None else own[3:4]
+    )[0]
+    assert torch.equal(alone[0], whole[3])
+
+
 @pytest.mark.skipif(native.library() is None, reason="native kernels are off")
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize(("routing", "is_biased"), CASES.values(), ids=CASES)

@@ -7,6 +7,7 @@ from headlong.ops.compressed_attention.reference import ReferenceCompressedAtten
 from headlong.ops.compressed_attention.weights import CompressedAttentionWeights
 from headlong.ops.compressor.reference import ReferenceCompressor
 from headlong.ops.compressor.weights import CompressorWeights
+from headlong.ops.grouped_linear.rows import rows_of
 from headlong.ops.hyper_connection.reference import ReferenceCollapse, ReferenceHyperConnection
 from headlong.ops.hyper_connection.weights import HyperWeights, StreamSizes
 from headlong.ops.indexer.reference import ReferenceIndexer
@@ -16,7 +17,9 @@ from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.paged_attention.reference import prepare
 from headlong.ops.rope.pairs import PairRope
 from headlong.ops.rope.reference import Rotary, angles, frequencies_of
+from headlong.quant.detect import detect
 from headlong.types import Rows
+from support import packing
 
 triton = pytest.importorskip("triton")
 from headlong.ops import triton_step  # noqa: E402
@@ -227,3 +230,17 @@ def test_while_there_are_few_entries_all_are_listed():
     found = TritonIndexer(sizes)(randn(9, HEADS * DIM), randn(9, HEADS), randn(11, 4, DIM), turns, step)
     assert found[:, :3].tolist() == [[-1] * 3] * 3 + [[0, -1, -1]] * 4 + [[0, 1, -1]] * 2
     assert found.shape == (9, 16) and bool((found[:, 3:] == -1).all())
+
+
+@pytest.mark.parametrize(
+    "how", ["fp8_powers", "fp8_channel", "mxfp4_deepseek", "nvfp4_modelopt", "int8_channel"]
+)
+def test_groups_of_packed_rows(how):
+    """Rows of a weight are a weight of the same format where they can be cut there, and what it says they are."""
+    parts = packing.pack(randn(256, 64).cpu(), how)
+    whole = detect(packing.header(parts), (256, 64), {}).pack(parts, (256, 64))
+    groups = rows_of(whole, 2)
+    assert [type(group) is type(whole) for group in groups] == [how != "int8_channel"] * 2
+    assert torch.equal(torch.cat([group.dequantize(0, 128) for group in groups]), whole.dequantize(0, 256))
+    small = rows_of(whole, 8)
+    assert torch.equal(torch.cat([group.dequantize(0, 32) for group in small]), whole.dequantize(0, 256))

@@ -31,4 +31,5 @@ def test_kernels_fit(capability):
     taken = json.loads(run.stdout)
     kernels = {name.split(":")[1] for name in taken}
     assert {"attend_kernel", "delta_rule_kernel", "grouped_gemm_kernel", "heads_kernel"} <= kernels
+    assert {"mix_kernel", "make_kernel", "score_kernel", "list_kernel", "route_kernel"} <= kernels
     assert max(taken.values()) <= SHARED_MEMORY[capability], taken

@@ -29,10 +29,25 @@ CAPABILITY = int(sys.argv[1])
 triton_launch.CONVERTS_E4M3 = tl.constexpr(CAPABILITY >= 89)  # before anybody asks for it
 
 import test_latent_attention as latents  # noqa: E402
+import test_routing as routing  # noqa: E402
 import test_triton_attention as attention  # noqa: E402
 import test_triton_delta_net as delta_net  # noqa: E402
 import test_triton_moe as moe  # noqa: E402
 
+from headlong.ops.compressed_attention.triton import TritonCompressedAttention  # noqa: E402
+from headlong.ops.compressed_attention.weights import CompressedAttentionWeights  # noqa: E402
+from headlong.ops.compressor.triton import TritonCompressor  # noqa: E402
+from headlong.ops.compressor.weights import CompressorWeights  # noqa: E402
+from headlong.ops.hyper_connection.triton import TritonCollapse, TritonHyperConnection  # noqa: E402
+from headlong.ops.hyper_connection.weights import HyperWeights, StreamSizes  # noqa: E402
+from headlong.ops.indexer.triton import TritonIndexer  # noqa: E402
+from headlong.ops.indexer.weights import IndexerSizes  # noqa: E402
+from headlong.ops.linear.reference import ReferenceLinear  # noqa: E402
+from headlong.ops.norm.reference import RmsNorm  # noqa: E402
+from headlong.ops.rope.pairs import PairRope  # noqa: E402
+from headlong.ops.rope.reference import Rotary, angles  # noqa: E402
+from headlong.ops.triton_step import TritonStep  # noqa: E402
+from headlong.types import Rows  # noqa: E402
 from support.ragged import Share, plan_rows  # noqa: E402
 
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")
@@ -119,8 +134,50 @@ def record_experts() -> None:
                 layer(torch.zeros(count, sizes.hidden), moe.logits_of(count, sizes))
 
 
+def record_deepseek_v4() -> None:
+    """Sizes of V4-Flash, but for the hidden size."""
+    heads, dim, hidden, rope = 64, 512, 1024, PairRope(32, 32)
+    zeros, none = torch.zeros, RmsNorm(torch.ones(dim), 1e-6)
+    turns = angles(torch.arange(300, 304), Rotary.of(1e4, 128, 128, latents.CPU), torch.float32)
+    step = TritonStep.of(Rows((1,), (300,), (4,), (3,), (0,)), zeros(1, 8, dtype=torch.long), 64)
+    sizes = StreamSizes(4, hidden, 1e-6, 1e-6, 20)
+    x = zeros(4, 4, hidden)
+    with recorded("hyper-connections"):
+        for kind, mixes in ((TritonHyperConnection, 24), (TritonCollapse, 4)):
+            weights = HyperWeights(sizes, zeros(mixes, 4 * hidden), zeros(mixes), zeros(3))
+            net = kind(weights, ReferenceLinear(weights.fn_MX))
+            if kind is TritonHyperConnection:
+                _, mix = net(x, torch.clone)
+                net.add(x, x[:, 0], mix)
+            else:
+                net(x)
+    for ratio, series in ((4, 2), (128, 1)):
+        with recorded(f"compressor of {ratio}"):
+            bias, own = zeros(ratio, series * dim), torch.ones(32)
+            net = TritonCompressor(CompressorWeights(ratio, dim, series, bias, none, rope, own))
+            ring = zeros(2, series * ratio + 3, 2 * series * dim)
+            net(zeros(4, 2 * series * dim), ring, zeros(9, -(-64 // ratio), dim).bfloat16(), turns, step)
+    with recorded("indexer"):
+        net = TritonIndexer(IndexerSizes(64, 128, 4, 64, rope))
+        net(zeros(4, 64 * 128), zeros(4, 64), zeros(9, 16, 128).bfloat16(), turns, step)
+    for ratio, on_pages in ((0, True), (0, False), (4, False), (128, False)):
+        weights = CompressedAttentionWeights(heads, dim, 128, ratio, 1e-6, none, zeros(heads), rope, on_pages)
+        net, chosen = TritonCompressedAttention(weights, torch.bfloat16), zeros(4, 512, dtype=torch.int32)
+        window = zeros(9, 64, dim).bfloat16() if on_pages else zeros(2, 131, dim).bfloat16()
+        entries = zeros(9, -(-64 // ratio), dim).bfloat16() if ratio else None
+        with recorded(f"windows and entries of {ratio}"):
+            queries = zeros(4, heads * dim)
+            net(queries, zeros(4, dim), window, entries, chosen if ratio == 4 else None, turns, step)
+    for given in (False, True):
+        scores = routing.Routing(routing.EXPERTS, 4, scores="sqrtsoftplus", given=given)
+        layer = routing.experts_of("triton", routing.weights_of(scores, not given, None, False))
+        with recorded(f"routing, given {given}"):
+            chosen = zeros(4, 4, dtype=torch.long) if given else None
+            layer.route(zeros(4, routing.EXPERTS), chosen)
+
+
 def main() -> None:
-    for record in (record_attention, record_latents, record_delta_net, record_experts):
+    for record in (record_attention, record_latents, record_delta_net, record_experts, record_deepseek_v4):
         record()
     found: dict[str, int] = {}
     for (name, _), launch in launches.items():

@@ -1,9 +1,15 @@
 """Some rows of a matrix as a matrix of its own."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from headlong.quant.format import FloatCoding, Grouped, Grouping, PackedWeight, Weight
+from headlong.quant.fp8 import Fp8Weight
+from headlong.quant.mx import Mxfp4Weight
+from headlong.quant.nvfp4 import Nvfp4Weight
+from headlong.quant.plain import PlainWeight
 
 
 class PackedRows(PackedWeight):
@@ -38,4 +44,23 @@ def rows_of(weight: Weight, groups: int) -> list[Weight]:
     if isinstance(weight, torch.Tensor):
         return [part.contiguous() for part in weight.chunk(groups)]
     count = weight.out_features // groups
-    return [PackedRows(weight, group * count, count) for group in range(groups)]
+    return [_some_rows(weight, group * count, count) for group in range(groups)]
+
+
+def _some_rows(whole: PackedWeight, first: int, count: int) -> PackedWeight:
+    """The rows [first, first + count): as a weight of the same format over parts of the same tensors, where they can be
+    cut there, so that every kernel takes it."""
+    rows = slice(first, first + count)
+    match whole:
+        case Fp8Weight(block=(high, _), scale_RC=scale) if len(scale) == 1 or not (
+            first % high or count % high
+        ):
+            own = scale if len(scale) == 1 else scale[first // high : (first + count) // high]
+            return replace(whole, out_features=count, weight_OD=whole.weight_OD[rows], scale_RC=own)
+        case Mxfp4Weight() | Nvfp4Weight():
+            return replace(
+                whole, out_features=count, codes_OB=whole.codes_OB[rows], scale_OG=whole.scale_OG[rows]
+            )
+        case PlainWeight():
+            return replace(whole, out_features=count, weight_OD=whole.weight_OD[rows])
+    return PackedRows(whole, first, count)

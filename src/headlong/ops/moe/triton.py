@@ -44,6 +44,8 @@ ROUTED_TOKENS = 1
 """The tokens that a program routes; if these are all, it groups their pairs too."""
 GROUPED_PAIRS = 16
 """The pairs that a program of the grouping sorts."""
+SCORES = ("softmax", "sigmoid", "sqrtsoftplus")
+"""Ways to make scores of logits, by the numbers that the kernels have for them."""
 COMBINED = 256
 """The outputs whose experts a program adds."""
 
@@ -171,8 +173,6 @@ class TritonExperts:
     def load(cls, weights: MoeWeights, dtype: torch.dtype) -> "TritonExperts | str":
         """Loads expert by expert, so that little is held twice; or returns the reason why another backend must serve.
         Packed weights are multiplied in `dtype`."""
-        if weights.routing.given or weights.routing.scores == "sqrtsoftplus":
-            return "its kernels do not route so"
         stacks: list[StackedWeight] = []
         first = None
         for expert in range(weights.routing.num_experts):
@@ -208,14 +208,15 @@ class TritonExperts:
         """Adds the experts' outputs to `to_ND`, in float32, and applies the norm `then`. `logits_NR` are the router's,
         then the shared expert's gate, if it has one; `shared_ND` is what that expert gives, where it is not
         among the others."""
-        assert (shared_ND is not None) == self.needs_shared and chosen_NA is None
+        assert (shared_ND is not None) == self.needs_shared
         x_ND, partial_norm = gemm_input(given)
         x_ND, to_ND = x_ND.to(self.gate_up.dtype).contiguous(), to_ND.contiguous()
         out_ND, then_partial = torch.empty_like(to_ND), empty_partial_norm(then, to_ND)
         for begin in range(0, len(x_ND), self._tokens_at_once):
             part = slice(begin, begin + self._tokens_at_once)
             x = x_ND[part] if partial_norm is None else replace(partial_norm.some(part), x_ND=x_ND[part])
-            probs_NR, y_PO = self._routed(x, logits_NR[part].contiguous())
+            chosen = None if chosen_NA is None else chosen_NA[part].contiguous()
+            probs_NR, y_PO = self._routed(x, logits_NR[part].contiguous(), chosen)
             kernels.combine_experts_kernel[triton.cdiv(self.down.out_size, COMBINED), len(probs_NR)](
                 y_PO, probs_NR, None if shared_ND is None else shared_ND[part], to_ND[part], out_ND[part],
                 *partial_norm_args(then, None if then_partial is None else then_partial.some(part)),
@@ -223,9 +224,11 @@ class TritonExperts:
             )  # fmt: skip
         return out_ND, then(out_ND) if then_partial is None else then_partial
 
-    def _routed(self, given: Normed, logits_NR: Tensor) -> tuple[Tensor, Tensor]:
+    def _routed(
+        self, given: Normed, logits_NR: Tensor, chosen_NA: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Returns the probabilities of each token's experts, and what each pair's expert gives."""
-        _, probs_NR, blocks_B3, pairs_P = self.route(logits_NR)
+        _, probs_NR, blocks_B3, pairs_P = self.route(logits_NR, chosen_NA)
         up_m, down_m = (block_m_for(len(logits_NR), stack) for stack in (self.gate_up, self.down))
         mid_PI = self.gate_up.grouped_gemm(
             given, blocks_B3, pairs_P, self.ranks, self.down.dtype, block_m=up_m
@@ -235,7 +238,9 @@ class TritonExperts:
         )
         return probs_NR, y_PO
 
-    def route(self, logits_NR: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def route(
+        self, logits_NR: Tensor, chosen_NA: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Returns the expert of each pair; the probabilities of each token's experts, the shared one's last; the
         blocks; and the pairs sorted by expert."""
         tokens, active, routing = len(logits_NR), self.num_active, self.routing
@@ -244,9 +249,9 @@ class TritonExperts:
         together = tokens <= ROUTED_TOKENS and self._is_sparse(len(experts_P))
         blocks_B3, pairs_P = self._empty_blocks(experts_P) if together else (None, None)
         kernels.route_kernel[(triton.cdiv(tokens, ROUTED_TOKENS),)](
-            logits_NR, self.bias_E, experts_P, probs_NR, pairs_P, blocks_B3, tokens,
+            logits_NR, self.bias_E, chosen_NA, experts_P, probs_NR, pairs_P, blocks_B3, tokens,
             E=self.num_experts, A=active, RANKS=self.ranks, NORMALISE=routing.normalise,
-            SIGMOID=routing.scores == "sigmoid", SCALE=routing.scale,
+            SCORES=SCORES.index(routing.scores), SCALE=routing.scale,
             GROUPS=routing.num_groups, KEPT=routing.kept_groups, GATED=int(self.is_gated),
             BLOCK_M=BLOCK_M, BLOCK_T=ROUTED_TOKENS, BLOCK_R=triton.next_power_of_2(active + 1),
             BLOCK_E=triton.next_power_of_2(self.num_experts), num_warps=1, **LAUNCH_OPTIONS,

@@ -36,6 +36,8 @@ from headlong.ops.triton_launch import (
 )
 
 LOWEST = tl.constexpr(-(2**31))
+SOFTMAX, SIGMOID, SQRT_SOFTPLUS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+"""How logits become scores."""
 
 
 @triton.jit
@@ -103,23 +105,30 @@ def keep_groups(
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def route_kernel(
-    logits_ptr, bias_ptr, experts_ptr, probs_ptr, sorted_pairs_ptr, blocks_ptr, num_tokens,
-    E: tl.constexpr, A: tl.constexpr, RANKS: tl.constexpr, NORMALISE: tl.constexpr, SIGMOID: tl.constexpr,
+    logits_ptr, bias_ptr, given_ptr, experts_ptr, probs_ptr, sorted_pairs_ptr, blocks_ptr, num_tokens,
+    E: tl.constexpr, A: tl.constexpr, RANKS: tl.constexpr, NORMALISE: tl.constexpr, SCORES: tl.constexpr,
     SCALE: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, GATED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """Routing of BLOCK_T tokens as routing.py defines it: A experts of each, and what they count. Logit E is the shared
     expert's gate, if it is GATED: its probability comes last, and, where RANKS is A + 1, it is a routed expert with the
-    number E. Where these are all tokens and there are `blocks`, pairs are grouped as well."""
+    number E. Where these are all tokens and there are `blocks`, pairs are grouped as well. Experts that are `given`
+    [num_tokens, A] are not looked for."""
     launch_dependents_and_wait()
     token_T = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     is_token_T = token_T < num_tokens
     logits_ptrs_T = logits_ptr + token_T.to(tl.int64) * (E + GATED)
     expert = tl.arange(0, BLOCK_E)[None, :]
     mask = (expert < E) & is_token_T[:, None]
-    logit = tl.load(logits_ptrs_T[:, None] + expert, mask=mask, other=0.0 if SIGMOID else -1e30)
-    if SIGMOID:
+    logit = tl.load(logits_ptrs_T[:, None] + expert, mask=mask, other=-1e30 if SCORES == SOFTMAX else 0.0)
+    if SCORES == SIGMOID:
         prob = 1.0 / (1.0 + tl.exp(-logit))
+    elif SCORES == SQRT_SOFTPLUS:
+        small = tl.exp(-tl.abs(logit))
+        one_more = 1.0 + small  # what it is rounded by, the quotient makes good
+        rounded = tl.where(one_more == 1.0, 1.0, one_more - 1.0)
+        log = tl.where(one_more == 1.0, small, tl.log(one_more) * (small / rounded))
+        prob = tl.sqrt(tl.maximum(logit, 0.0) + log)
     else:
         prob = tl.exp(logit - tl.max(logit, 1)[:, None])
         prob = prob / tl.sum(tl.where(expert < E, prob, 0.0), 1)[:, None]
@@ -136,8 +145,12 @@ def route_kernel(
     chosen = tl.full((BLOCK_T, BLOCK_R), E, tl.int32)
     chosen_prob = tl.zeros((BLOCK_T, BLOCK_R), tl.float32)
     for nth in range(A):
-        largest, which = first_largest(key, expert, BLOCK_E)
-        if bias_ptr is None:
+        if given_ptr is None:
+            largest, which = first_largest(key, expert, BLOCK_E)
+        else:
+            given_ptrs_T = given_ptr + token_T.to(tl.int64) * A + nth
+            which = tl.load(given_ptrs_T, mask=is_token_T, other=0).to(tl.int32)[:, None]
+        if (bias_ptr is None) & (given_ptr is None):
             of_largest = largest.to(tl.float32, bitcast=True)
         else:
             of_largest = tl.sum(tl.where(expert == which, prob, 0.0), 1)[:, None]
@@ -146,7 +159,7 @@ def route_kernel(
         key = tl.where(expert == which, LOWEST, key)
     if NORMALISE:
         total_T = tl.sum(chosen_prob, 1)
-        chosen_prob = chosen_prob / (total_T + 1e-20 if SIGMOID else total_T)[:, None]
+        chosen_prob = chosen_prob / (total_T if SCORES == SOFTMAX else total_T + 1e-20)[:, None]
     if SCALE != 1.0:
         chosen_prob = chosen_prob * SCALE
     if GATED:
