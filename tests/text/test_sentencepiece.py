@@ -3,6 +3,7 @@
 What the libraries encode is kept in tests/data/sentencepiece, written by `release/sentencepiece_fixtures.py`.
 """
 
+import contextlib
 import json
 import re
 import shutil
@@ -13,7 +14,7 @@ import pytest
 
 from headlong import LLM, SamplingParams
 from headlong.checkpoint.source import EMBEDDED
-from headlong.errors import CheckpointError
+from headlong.errors import CheckpointError, RequestError
 from headlong.text.sentencepiece_model import read_model
 from headlong.text.sentencepiece_tokenizer import SentencePieceTokenizer, tokenizer_from_sentencepiece
 
@@ -121,6 +122,21 @@ def test_damaged_models_are_named(tmp_path):
             read_model(path)
         except CheckpointError:
             continue
+
+
+@pytest.mark.parametrize("table", [b"\xff" * 9, b"\x04\0\0\0\xff\xff\xff\xffx"])
+def test_a_table_of_replacements_that_is_none(tmp_path, table):
+    """It lies where the library reads it: in the message that says how texts are normalised."""
+    whole = (DATA / "bpe.model").read_bytes()
+    message = b"\x12" + bytes([len(table)]) + table
+    (tmp_path / "tokenizer.model").write_bytes(whole + b"\x1a" + bytes([len(message)]) + message)
+    try:
+        tokenizer = tokenizer_from_sentencepiece(tmp_path)
+    except CheckpointError as error:
+        assert "make no tokenizer" in str(error)
+    else:
+        with contextlib.suppress(RequestError):
+            assert tokenizer is not None and tokenizer.encode("any text")
 
 
 def test_a_model_with_nothing_else_takes_text(tmp_path):

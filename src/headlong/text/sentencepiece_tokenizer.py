@@ -16,7 +16,7 @@ from tokenizers import Encoding
 from headlong.errors import CheckpointError
 from headlong.text.pieces import SPACE, added_tokens, around, backend_of, bpe_of_scores, unescaping
 from headlong.text.sentencepiece_model import UNIGRAM, SentencePieceModel, read_model
-from headlong.text.tokenizer import SPECIAL_NAMES, Tokenizer, read_companions, read_config
+from headlong.text.tokenizer import SPECIAL_NAMES, Tokenizer, is_of_library, read_companions, read_config
 
 FILE = "tokenizer.model"
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -55,7 +55,9 @@ def tokenizer_from_sentencepiece(folder: Path) -> Tokenizer | None:
         found = SentencePieceTokenizer(backend_of(_body(model, config, prefix, everywhere)), config, template)
     except CheckpointError as error:
         raise CheckpointError(f"{folder}: {error}") from error
-    except Exception as error:  # the library raises bare `Exception` for every fault
+    except BaseException as error:  # the library raises bare `Exception` for every fault, or panics
+        if not is_of_library(error):
+            raise
         raise CheckpointError(
             f"{path} and the files beside it make no tokenizer ({error!r}); download them again"
         ) from error

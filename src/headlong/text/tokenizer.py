@@ -101,7 +101,7 @@ class Tokenizer:
         try:
             backend = Backend.from_file(str(path))
         except BaseException as error:  # the library raises bare `Exception` for every fault, or panics
-            if not _is_of_library(error):
+            if not is_of_library(error):
                 raise
             raise CheckpointError(f"{path}: not a readable tokenizer ({error}); download it again") from error
         config, template = read_companions(folder)
@@ -211,12 +211,13 @@ def _too_long(most: int) -> RequestError:
 
 def _failure(error: BaseException, field: str) -> BaseException:
     """What to raise for an error of the library: a panic of its own, which is no `Exception`, concerns one text."""
-    if not _is_of_library(error):
+    if not is_of_library(error):
         return error
     return RequestError(f"{field}: this model's tokenizer cannot read it ({str(error)[:MAX_WHY_CHARS]})")
 
 
-def _is_of_library(error: BaseException) -> bool:
+def is_of_library(error: BaseException) -> bool:
+    """Whether the `tokenizers` library may have raised it: bare `Exception` for every fault, or a panic."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
