@@ -233,7 +233,7 @@ def make(folder: Path, *, seed: int = 0, head: bool | int = True, anew: bool = F
         found |= {f"mtp.{n}.{name}": weight for name, weight in one.w.items()}
         found[f"mtp.{n}.emb.tok_emb.weight"] = model.model.embed_tokens.weight
         found[f"mtp.{n}.head.weight"] = model.lm_head.weight
-    ratios = [*described["compress_ratios"], *[0] * int(head)]
+    ratios = list(described["compress_ratios"]) + [0] * int(head)
     written = (
         config.to_dict() if anew else described | {"compress_ratios": ratios, "model_type": "deepseek_v4"}
     )
