@@ -216,10 +216,10 @@ def test_every_way_to_draft(served, options):
     """The last one is the model itself, all of whose drafts stand: it takes back what it fed one after the other."""
     folder, sizes = served.folder, CRAMPED | {"cache_tokens": 1024}
     own = {"drafter": str(folder)} if options.get("proposer") == "draft" else {}
-    dtype = {"dtype": options.get("dtype", "float32")}
+    dtype = options.get("dtype", "float32")
     prompts = [random_tokens(6, 9 + 7 * n, seed=n) for n in range(4)]
     params = [SamplingParams(max_tokens=30, temperature=0.9 * (n % 2), seed=n) for n in range(4)]
-    plain = LLM(folder, device="cpu", mtp="off", **dtype, **sizes).generate(prompts, params)
+    plain = LLM(folder, device="cpu", mtp="off", dtype=dtype, **sizes).generate(prompts, params)
     found = LLM(folder, device="cpu", **sizes, **own, **options).generate(prompts, params)
     assert [one.token_ids for one in found] == [one.token_ids for one in plain]
     drafted = sum(one.stats.drafted for one in found)
