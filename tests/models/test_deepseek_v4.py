@@ -214,7 +214,8 @@ def test_who_drafts_shares_or_is_put_back_changes_no_token(served, drafts):
 )
 def test_every_way_to_draft(served, options):
     """The last one is the model itself, all of whose drafts stand: it takes back what it fed one after the other."""
-    folder, sizes = served.folder, CRAMPED | {"cache_tokens": 1024}
+    sizes: dict[str, Any] = {**CRAMPED, "cache_tokens": 1024}
+    folder = served.folder
     own = {"drafter": str(folder)} if options.get("proposer") == "draft" else {}
     dtype = options.get("dtype", "float32")
     prompts = [random_tokens(6, 9 + 7 * n, seed=n) for n in range(4)]
