@@ -4,7 +4,7 @@ nobody who drafts, shares, is put back or obeys a grammar changes a token."""
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -144,7 +144,7 @@ def test_the_head_is_a_slow_one(heads, tmp_path):
         driver.step(driver.draft("a", depth, accept, seed=length))
 
 
-CRAMPED = {"page_size": 16, "chunk_tokens": 24, "cache_tokens": 112, "max_context": 96}
+CRAMPED: dict[str, Any] = {"page_size": 16, "chunk_tokens": 24, "cache_tokens": 112, "max_context": 96}
 
 
 class Served(NamedTuple):
@@ -214,12 +214,13 @@ def test_who_drafts_shares_or_is_put_back_changes_no_token(served, drafts):
 )
 def test_every_way_to_draft(served, options):
     """The last one is the model itself, all of whose drafts stand: it takes back what it fed one after the other."""
-    folder, sizes = served.folder, {"page_size": 16, "cache_tokens": 1024, "max_context": 96}
+    sizes: dict[str, Any] = {**CRAMPED, "cache_tokens": 1024}
+    folder = served.folder
     own = {"drafter": str(folder)} if options.get("proposer") == "draft" else {}
-    dtype = {"dtype": options.get("dtype", "float32")}
+    dtype = options.get("dtype", "float32")
     prompts = [random_tokens(6, 9 + 7 * n, seed=n) for n in range(4)]
     params = [SamplingParams(max_tokens=30, temperature=0.9 * (n % 2), seed=n) for n in range(4)]
-    plain = LLM(folder, device="cpu", mtp="off", **dtype, **sizes).generate(prompts, params)
+    plain = LLM(folder, device="cpu", mtp="off", dtype=dtype, **sizes).generate(prompts, params)
     found = LLM(folder, device="cpu", **sizes, **own, **options).generate(prompts, params)
     assert [one.token_ids for one in found] == [one.token_ids for one in plain]
     drafted = sum(one.stats.drafted for one in found)

@@ -216,9 +216,8 @@ class TinyV4:
 def make(folder: Path, *, seed: int = 0, head: bool | int = True, anew: bool = False, **sizes: Any) -> TinyV4:
     """Builds a random model, writes it and returns both. `anew` writes the target as transformers calls it."""
     torch.manual_seed(seed)
-    described = (
-        SIZES | sizes | {"num_hidden_layers": len(sizes.get("compress_ratios", SIZES["compress_ratios"]))}
-    )
+    described: dict[str, Any] = {**SIZES, **sizes}
+    described["num_hidden_layers"] = len(described["compress_ratios"])
     config = DeepseekV4Config(**_for_transformers(described))
     config._experts_implementation = "eager"  # the grouped one takes only sizes that fill 16 bytes
     model = DeepseekV4ForCausalLM(config).eval()
@@ -233,7 +232,7 @@ def make(folder: Path, *, seed: int = 0, head: bool | int = True, anew: bool = F
         found |= {f"mtp.{n}.{name}": weight for name, weight in one.w.items()}
         found[f"mtp.{n}.emb.tok_emb.weight"] = model.model.embed_tokens.weight
         found[f"mtp.{n}.head.weight"] = model.lm_head.weight
-    ratios = [*described["compress_ratios"], *[0] * int(head)]
+    ratios = list(described["compress_ratios"]) + [0] * int(head)
     written = (
         config.to_dict() if anew else described | {"compress_ratios": ratios, "model_type": "deepseek_v4"}
     )
