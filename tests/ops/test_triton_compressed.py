@@ -19,7 +19,8 @@ from headlong.ops.rope.pairs import PairRope
 from headlong.ops.rope.reference import Rotary, angles, frequencies_of
 from headlong.quant.detect import detect
 from headlong.types import Rows
-from support import packing
+from support import deepseek_v4_files, packing
+from support.steps import Driver, load
 
 triton = pytest.importorskip("triton")
 from headlong.ops import triton_step  # noqa: E402
@@ -244,3 +245,22 @@ def test_groups_of_packed_rows(how):
     assert torch.equal(torch.cat([group.dequantize(0, 128) for group in groups]), whole.dequantize(0, 256))
     small = rows_of(whole, 8)
     assert torch.equal(torch.cat([group.dequantize(0, 32) for group in small]), whole.dequantize(0, 256))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(DEVICE == "cuda", reason="the driver works on the CPU")
+def test_a_whole_model(tmp_path, monkeypatch):
+    """What the reference says of a prompt and then of one more token; and no part is left to it."""
+    sizes = {"num_hidden_layers": 3, "compress_ratios": [0, 4, 128, 0]}
+    folder = deepseek_v4_files.make((), **sizes).write_meant(tmp_path)
+    monkeypatch.setenv("HEADLONG_NATIVE", "0")
+    found = {}
+    for wanted in ("interpret", "0"):
+        monkeypatch.setenv("HEADLONG_TRITON", wanted)
+        built = load(folder)
+        assert not getattr(built.ops, "foreign", [])
+        driver = Driver(built)
+        driver.open("a", [3, 7, 1, 9, 4, 4, 8, 2, 5, 6, 11])
+        found[wanted] = [driver.feed("a", [count]).logits for count in (8, 2)]
+    for ours, true in zip(*found.values(), strict=True):
+        torch.testing.assert_close(ours, true, atol=1e-4, rtol=1e-4)
