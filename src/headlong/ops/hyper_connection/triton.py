@@ -1,4 +1,4 @@
-# pyright: reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false, reportGeneralTypeIssues=false
 """Hyper-connections on a GPU: one kernel makes a token's mixes and what goes into the block, another brings it back.
 
 The mixes of a token are few numbers, which every program that needs them computes for itself. Sums over streams are
