@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from support.llama_cpp import generate
 from support.tiny import random_tokens
 
 PROMPTS = [random_tokens(96, count, seed=count) for count in (3, 40)]
-LLAMA_CPP = {
+LLAMA_CPP: dict[str, Any] = {
     "vocab_size": 8192,
     "sliding_window": 128,
     "head_dim": 128,

@@ -1,5 +1,7 @@
 """Triton's kernels for DeepSeek-V4's layers: the references, bit for bit alike in company and however tokens come."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -13,13 +15,16 @@ from headlong.ops.hyper_connection.weights import HyperWeights, StreamSizes
 from headlong.ops.indexer.reference import ReferenceIndexer
 from headlong.ops.indexer.weights import IndexerSizes
 from headlong.ops.linear.reference import ReferenceLinear
+from headlong.ops.norm.normed import whole
 from headlong.ops.norm.reference import RmsNorm
 from headlong.ops.paged_attention.reference import prepare
 from headlong.ops.rope.pairs import PairRope
 from headlong.ops.rope.reference import Rotary, angles, frequencies_of
 from headlong.quant.detect import detect
+from headlong.quant.format import PackedWeight
 from headlong.types import Rows
-from support import packing
+from support import deepseek_v4_files, packing
+from support.steps import Driver, load
 
 triton = pytest.importorskip("triton")
 from headlong.ops import triton_step  # noqa: E402
@@ -32,7 +37,7 @@ from headlong.ops.indexer.triton import TritonIndexer  # noqa: E402
 from headlong.ops.triton_step import TritonStep  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
 PAGE, HEADS, DIM, WINDOW = 16, 3, 20, 9
 ROPE, FREQUENCIES = PairRope(2, 3), frequencies_of(160000.0, 6)
 ROTARY = Rotary.beside([frequencies_of(10000.0, 4), FREQUENCIES], torch.device(DEVICE))
@@ -82,7 +87,7 @@ def test_hyper_connections(size):
         torch.testing.assert_close(found, expected, **CLOSE)
     torch.testing.assert_close(made.add(x, out, mix), true.add(x, out, true_mix), **CLOSE)
     alone, own = made(x[1:2], torch.clone)
-    assert torch.equal(alone[0], given[1]) and torch.equal(own.comb_NSS[0], mix.comb_NSS[1])
+    assert torch.equal(whole(alone)[0], whole(given)[1]) and torch.equal(own.comb_NSS[0], mix.comb_NSS[1])
     assert torch.equal(made.add(x[1:2], out[1:2], own)[0], made.add(x, out, mix)[1])
 
 
@@ -232,15 +237,38 @@ def test_while_there_are_few_entries_all_are_listed():
     assert found.shape == (9, 16) and bool((found[:, 3:] == -1).all())
 
 
+def packed_rows(weight: PackedWeight, groups: int) -> list[PackedWeight]:
+    return [group for group in rows_of(weight, groups) if isinstance(group, PackedWeight)]
+
+
 @pytest.mark.parametrize(
     "how", ["fp8_powers", "fp8_channel", "mxfp4_deepseek", "nvfp4_modelopt", "int8_channel"]
 )
 def test_groups_of_packed_rows(how):
     """Rows of a weight are a weight of the same format where they can be cut there, and what it says they are."""
     parts = packing.pack(randn(256, 64).cpu(), how)
-    whole = detect(packing.header(parts), (256, 64), {}).pack(parts, (256, 64))
-    groups = rows_of(whole, 2)
-    assert [type(group) is type(whole) for group in groups] == [how != "int8_channel"] * 2
-    assert torch.equal(torch.cat([group.dequantize(0, 128) for group in groups]), whole.dequantize(0, 256))
-    small = rows_of(whole, 8)
-    assert torch.equal(torch.cat([group.dequantize(0, 32) for group in small]), whole.dequantize(0, 256))
+    weight = detect(packing.header(parts), (256, 64), {}).pack(parts, (256, 64))
+    groups = packed_rows(weight, 2)
+    assert [type(group) is type(weight) for group in groups] == [how != "int8_channel"] * 2
+    assert torch.equal(torch.cat([group.dequantize(0, 128) for group in groups]), weight.dequantize(0, 256))
+    small = packed_rows(weight, 8)
+    assert torch.equal(torch.cat([group.dequantize(0, 32) for group in small]), weight.dequantize(0, 256))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(DEVICE == "cuda", reason="the driver works on the CPU")
+def test_a_whole_model(tmp_path, monkeypatch):
+    """What the reference says of a prompt and then of one more token; and no part is left to it."""
+    sizes = {"num_hidden_layers": 3, "compress_ratios": [0, 4, 128, 0]}
+    folder = deepseek_v4_files.make((), **sizes).write_meant(tmp_path)
+    monkeypatch.setenv("HEADLONG_NATIVE", "0")
+    found = {}
+    for wanted in ("interpret", "0"):
+        monkeypatch.setenv("HEADLONG_TRITON", wanted)
+        built = load(folder)
+        assert not getattr(built.ops, "foreign", [])
+        driver = Driver(built)
+        driver.open("a", [3, 7, 1, 9, 4, 4, 8, 2, 5, 6, 11])
+        found[wanted] = [driver.feed("a", [count]).logits for count in (8, 2)]
+    for ours, true in zip(*found.values(), strict=True):
+        torch.testing.assert_close(ours, true, atol=1e-4, rtol=1e-4)

@@ -1,4 +1,5 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportPossiblyUnboundVariable=false
+# pyright: reportGeneralTypeIssues=false
 """Hyper-connections on a GPU: one kernel makes a token's mixes and what goes into the block, another brings it back.
 
 The mixes of a token are few numbers, which every program that needs them computes for itself. Sums over streams are
