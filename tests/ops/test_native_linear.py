@@ -27,6 +27,7 @@ from headlong.quant.gguf import BLOCK_SIZES, GgufBlocks
 from headlong.quant.gptq import GptqWeight
 from support import packing, packing_bits
 from support.gguf_models import SCALES
+from support.packing_bits import rounded_ints, words_of
 from support.packing_floats import with_float_scales
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="native kernels are not built or turned off")
@@ -112,12 +113,12 @@ def nvfp4_cut_short(outs: int, size: int) -> Weight:
 
 def gptq_cut_short(outs: int, size: int) -> Weight:
     """The last of several groups has 8 columns."""
-    codes, scale, zero = packing.rounded_ints(
+    codes, scale, zero = rounded_ints(
         draw(outs, size, seed=outs), 4, torch.arange(size) // 32, True, torch.float16, first_zero=1
     )
     parts = {
-        "qweight": packing.words_of(codes.numpy(), 4).t().contiguous(),
-        "qzeros": packing.words_of(zero.t().numpy(), 4),
+        "qweight": words_of(codes.numpy(), 4).t().contiguous(),
+        "qzeros": words_of(zero.t().numpy(), 4),
         "scales": scale.t().contiguous(),
     }
     hint = {"checkpoint_format": "gptq_v2", "group_size": 32}

@@ -103,10 +103,13 @@ class KeyLimits:
         if caller.admin:
             return Account(None, None, None)
         if caller.name not in self._accounts:
-            limits = ("requests_per_minute", "tokens_per_minute", "grammar_seconds", "rows")
-            *buckets, rows = (self._limit(caller, name) for name in limits)
-            most_rows = None if rows is None else int(rows)
-            self._accounts[caller.name] = Account(*map(_bucket, buckets), most_rows)
+            rows = self._limit(caller, "rows")
+            self._accounts[caller.name] = Account(
+                _bucket(self._limit(caller, "requests_per_minute")),
+                _bucket(self._limit(caller, "tokens_per_minute")),
+                _bucket(self._limit(caller, "grammar_seconds")),
+                None if rows is None else int(rows),
+            )
         return self._accounts[caller.name]
 
     def _limit(self, caller: Caller, name: str) -> float | None:
