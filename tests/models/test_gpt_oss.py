@@ -1,6 +1,7 @@
 """What is gpt-oss's alone: experts in MXFP4, its config, GGUF files of it; and the same tokens whoever drafts."""
 
 import logging
+from typing import Any
 
 import gguf
 import pytest
@@ -15,6 +16,7 @@ from headlong.convert.reading import Source
 from headlong.convert.to_gguf import to_gguf
 from headlong.engine.build import survey
 from headlong.errors import CheckpointError, ConfigError
+from headlong.layers.mlp import MoeMlp
 from headlong.models import registry
 from headlong.ops.linear.native_source import U4_TABLE
 from headlong.ops.moe.native import NativeExperts
@@ -60,7 +62,9 @@ def test_experts_stay_packed(made, caplog):
         blueprint = survey(Checkpoint.open(made.folder))
     assert not blueprint.detector.disagreements
     assert blueprint.formats[f"{EXPERT}.gate_up_proj"].label == "mxfp4"
-    experts = load(made.folder).model.layers[0].mlp.experts
+    mlp = load(made.folder).model.layers[0].mlp
+    assert isinstance(mlp, MoeMlp)
+    experts = mlp.experts
     if isinstance(experts, NativeExperts):
         layouts = {p.layout.type for pair in experts.linears for linear in pair for p in linear.panels}
         assert layouts == {U4_TABLE}
@@ -141,9 +145,10 @@ def test_what_a_gguf_file_cannot_say_is_refused(wrong, message):
 def test_drafts_of_a_smaller_model_and_pages_change_no_token(tmp_path):
     """Rows that share a beginning, wait for pages, are preempted and read again what was freed; windows end within
     pages."""
-    sizes = {"vocab_size": 6, "sliding_window": 11, "swiglu_limit": 0.8, "head": False}
+    sizes: dict[str, Any] = {"vocab_size": 6, "sliding_window": 11, "swiglu_limit": 0.8, "head": False}
     target = tiny.make(tmp_path / "target", "gpt_oss", seed=8, **sizes)
-    tiny.make(tmp_path / "small", "gpt_oss", seed=8, **sizes | {"num_hidden_layers": 2})
+    smaller: dict[str, Any] = sizes | {"num_hidden_layers": 2}
+    tiny.make(tmp_path / "small", "gpt_oss", seed=8, **smaller)
     prompts = [random_tokens(6, 40, seed=0) + random_tokens(6, 5 + n, seed=n) for n in range(5)]
     cases = [(tuple(prompt), SamplingParams(max_tokens=30, logprobs=1)) for prompt in prompts]
     sizes = {"device": "cpu", "page_size": 16, "max_context": 128}

@@ -7,7 +7,7 @@ import torch
 
 from support import packing, tiny
 
-SIZES = {"hidden_size": 64, "intermediate_size": 96, "sliding_window": 9}
+SIZES: dict[str, Any] = {"head": False, "hidden_size": 64, "intermediate_size": 96, "sliding_window": 9}
 QUANTIZATION = {
     "modules_to_not_convert": [
         "model.layers.*.self_attn",
@@ -22,7 +22,7 @@ QUANTIZATION = {
 @torch.no_grad()
 def make(folder: Path, **sizes: Any) -> tiny.Tiny:
     """Writes it, and gives the model of transformers what the blocks stand for."""
-    made = tiny.make(folder / "plain", "gpt_oss", **SIZES | {"head": False} | sizes)
+    made = tiny.make(folder / "plain", "gpt_oss", **SIZES | sizes)
     found = tiny.tensors(made)
     for layer, decoder in enumerate(made.model.model.layers):
         for projection in ("gate_up_proj", "down_proj"):

@@ -1,5 +1,5 @@
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 """The attention core's Triton kernels: prepare heads and write pages, attend by splits of the context, combine
 splits.
 

@@ -187,12 +187,13 @@ def _attend_group(
     scores = matmul(q, k.transpose(-1, -2))  # [B, P, Hkv, Q·G, S]
     scores.view(*scores.shape[:3], BLOCK, per_kv, page_size).masked_fill_(group.hidden, -torch.inf)
     top = scores.amax(dim=(1, 4), keepdim=True).clamp_(min=torch.finfo(q.dtype).min)
+    sinks = None
     if sinks_H is not None:
         sinks = sinks_H.to(q.dtype).view(num_kv, 1, per_kv, 1).expand(-1, BLOCK, -1, -1).flatten(1, 2)
         top = top.maximum(sinks)
     weights = scores.sub_(top).exp_()
     total = _sum_pages(weights.sum(-1, keepdim=True))
-    if sinks_H is not None:
+    if sinks is not None:
         total += (sinks - top[:, 0]).exp_()
     out = _sum_pages(matmul(weights, v)) / total
     return out.view(num_blocks, num_kv, BLOCK, per_kv, head_dim).transpose(1, 2).flatten(2, 3)
