@@ -224,9 +224,7 @@ class TritonExperts:
             )  # fmt: skip
         return out_ND, then(out_ND) if then_partial is None else then_partial
 
-    def _routed(
-        self, given: Normed, logits_NR: Tensor, chosen_NA: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def _routed(self, given: Normed, logits_NR: Tensor, chosen_NA: Tensor | None) -> tuple[Tensor, Tensor]:
         """Returns the probabilities of each token's experts, and what each pair's expert gives."""
         _, probs_NR, blocks_B3, pairs_P = self.route(logits_NR, chosen_NA)
         up_m, down_m = (block_m_for(len(logits_NR), stack) for stack in (self.gate_up, self.down))
