@@ -5,9 +5,6 @@
 Runs `headlong serve` with the embedded model, in turns with threads that wait asleep, as the server has it, and with
 threads that spin, as OpenMP has it: without native kernels, where torch multiplies, or with them and its projections
 packed in each of the formats, as tests/support/packing.py names them. Prints one JSON line.
-
-With `--cost` servers run alone, in turns of a second, the others stopped: how fast one is whose threads wait asleep, in
-relation to one whose threads wait as OpenMP has it when nobody says, and to one whose threads spin.
 """
 
 import argparse
@@ -15,8 +12,6 @@ import contextlib
 import json
 import os
 import re
-import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -35,8 +30,6 @@ from support.packing import hint_of, pack
 
 BODY = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 12, "ignore_eos": True}
 POLICIES = {"asleep": {}, "spinning": {"OMP_WAIT_POLICY": "ACTIVE"}}
-USUAL = {"GOMP_SPINCOUNT": "300000"}
-"""What libgomp does when nobody says how threads wait: they spin for a while."""
 
 
 def packed(folder: Path, how: str) -> Path:
@@ -64,13 +57,6 @@ def packed(folder: Path, how: str) -> Path:
 @contextlib.contextmanager
 def server(model: Path | None, **environment: str) -> Iterator[str]:
     """The address of a server that lives until the block ends; without a model, one without native kernels."""
-    with _process(model, **environment) as (url, _):
-        yield url
-
-
-@contextlib.contextmanager
-def _process(model: Path | None, **environment: str) -> Iterator[tuple[str, int]]:
-    """The address and the process of such a server."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "HEADLONG_"))
     }
@@ -85,9 +71,8 @@ def _process(model: Path | None, **environment: str) -> Iterator[tuple[str, int]
         assert process.stdout is not None
         found = re.search(r"http://\S+", process.stdout.readline())
         assert found is not None, "the server did not start"
-        yield found.group(), process.pid
+        yield found.group()
     finally:
-        process.send_signal(signal.SIGCONT)
         process.terminate()
         process.wait()
 
@@ -126,45 +111,13 @@ def together(count: int, seconds: float, policy: str, model: Path | None = None)
     return found
 
 
-def cost(model: Path | None, rounds: int, seconds: float) -> dict[str, list[float]]:
-    """How fast a server is whose threads wait asleep in relation to others, quartiles of rounds: each runs alone for so
-    long, then another does."""
-    kinds = {"asleep": {}, "usual": USUAL, "spinning": POLICIES["spinning"]}
-    ratios: dict[str, list[float]] = {"usual": [], "spinning": []}
-    with contextlib.ExitStack() as stack:
-        running = {
-            name: stack.enter_context(_process(model, **environment)) for name, environment in kinds.items()
-        }
-        for url, pid in running.values():
-            speed(url, 1.0)
-            os.kill(pid, signal.SIGSTOP)
-        for number in range(rounds):
-            found = {}
-            for name in sorted(running, key=lambda name: hash((name, number))):
-                url, pid = running[name]
-                os.kill(pid, signal.SIGCONT)
-                found[name] = speed(url, seconds)
-                os.kill(pid, signal.SIGSTOP)
-            for name, ratio in ratios.items():
-                ratio.append(found["asleep"] / found[name])
-    return {name: [round(one, 3) for one in statistics.quantiles(every)] for name, every in ratios.items()}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--servers", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--formats", type=lambda names: names.split(","), default=[])
-    parser.add_argument("--cost", type=int, metavar="ROUNDS", help="measure what sleeping costs alone")
     args = parser.parse_args()
-    if args.cost:
-        models = {"without native kernels": None, "with them": EMBEDDED}
-        found = {name: cost(model, args.cost, args.seconds) for name, model in models.items()}
-        print(
-            json.dumps({"cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0], "ratios": found})
-        )
-        return
     with tempfile.TemporaryDirectory() as folder:
         models = {how: packed(Path(folder), how) for how in args.formats} or {"without native kernels": None}
         results = [
