@@ -135,8 +135,10 @@ def torchao_modules(data: Mapping[str, Any]) -> Any:
     """How modules are packed that have a way of their own, by name; null leaves one alone."""
     given = data.get("quant_type")
     given = given.get("default") if isinstance(given, Mapping) else None
-    inner = given.get("_data") if isinstance(given, Mapping) else None
-    if not isinstance(inner, Mapping) or "fqn" not in str(given.get("_type")).lower():
+    if not isinstance(given, Mapping) or "fqn" not in str(given.get("_type")).lower():
+        return {}
+    inner = given.get("_data")
+    if not isinstance(inner, Mapping):
         return {}
     modules = next((value for value in inner.values() if isinstance(value, Mapping)), {})
     return {name: own for name, own in modules.items() if name != "_default"}

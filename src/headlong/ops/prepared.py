@@ -1,6 +1,7 @@
 """What the layers of one step share, made once per step by a backend for its own ops."""
 
 from collections.abc import Hashable, Sequence
+from functools import cached_property
 from typing import Self
 
 from torch import Tensor
@@ -15,7 +16,7 @@ class PreparedStep:
     a graph depends on, and can be read from other tensors.
     """
 
-    @property
+    @cached_property
     def places(self) -> Places:
         """Where each token is, for ops in plain torch."""
         raise NotImplementedError(f"{type(self).__name__} is for kernels alone")

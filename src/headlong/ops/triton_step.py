@@ -5,6 +5,7 @@ Kernels take from the host only what bounds a grid; all that varies between step
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.util import find_spec
 
 import torch
@@ -48,7 +49,7 @@ class TritonStep(PreparedStep):
     longest: int
     """The most positions that any row attends to, rounded up."""
 
-    @property
+    @cached_property
     def places(self) -> Places:
         slot_N, start_N, count_N, _, _, first_N = self.table_R6.long()[self.row_N.long()].unbind(1)
         row_N, position_N, pages_RP = self.row_N.long(), self.position_N.long(), self.pages_RP.long()

@@ -150,6 +150,7 @@ def route_kernel(
         else:
             given_ptrs_T = given_ptr + token_T.to(tl.int64) * A + nth
             which = tl.load(given_ptrs_T, mask=is_token_T, other=0).to(tl.int32)[:, None]
+            largest = which  # nobody reads it
         if (bias_ptr is None) & (given_ptr is None):
             of_largest = largest.to(tl.float32, bitcast=True)
         else:
