@@ -10,6 +10,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ sys.path[:0] = [str(TESTS), str(TESTS / "ops"), str(TESTS / "support")]
 from headlong.ops import triton_launch  # noqa: E402
 
 CAPABILITY = int(sys.argv[1])
-triton_launch.CONVERTS_E4M3 = tl.constexpr(CAPABILITY >= 89)  # before anybody asks for it
+# Before anybody asks for them.
+triton_launch.CONVERTS_E4M3 = tl.constexpr(CAPABILITY >= 89)
+triton_launch.HAS_PDL = tl.constexpr(CAPABILITY >= 90)
 
 import test_latent_attention as latents  # noqa: E402
 import test_routing as routing  # noqa: E402
@@ -83,7 +86,9 @@ def type_of(value: Any) -> str:
 
 def shared_memory(kernel: JITFunction, passed: dict[str, Any]) -> int:
     options = {name: passed[name] for name in OPTIONS if passed.get(name) is not None}
-    given = {name: passed[name] for name in kernel.arg_names}
+    if triton_launch.HAS_PDL.value:
+        options["launch_pdl"] = True
+    given = {p.name: passed.get(p.name, p.default) for p in kernel.params}
     constants = {p.name: given[p.name] for p in kernel.params if p.is_constexpr or given[p.name] is None}
     types = {n: "constexpr" if n in constants else type_of(value) for n, value in given.items()}
     even = {
@@ -96,8 +101,11 @@ def shared_memory(kernel: JITFunction, passed: dict[str, Any]) -> int:
 
 
 def record_attention() -> None:
-    for sizes in ((24, 4, 256), (32, 8, 128), (14, 2, 64)):
-        weights = attention.make(sizes)
+    sinks_H = torch.zeros(64)
+    for sizes, own in (
+        ((24, 4, 256), {}), ((32, 8, 128), {}), ((14, 2, 64), {}), ((64, 8, 64), {"window": 128, "sinks_H": sinks_H}),
+    ):  # fmt: skip
+        weights = replace(attention.make(sizes), **own)
         cache, tokens = attention.Pages([300], weights, torch.bfloat16, 64), attention.draw([4], weights)[0]
         with recorded(f"attention {sizes}"):
             cache.call(
