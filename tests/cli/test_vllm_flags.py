@@ -1,5 +1,6 @@
 """The flags of `vllm serve` on `headlong serve`: those that set something, change nothing, or are refused."""
 
+import argparse
 import re
 from pathlib import Path
 
@@ -21,7 +22,8 @@ pytestmark = pytest.mark.usefixtures("loggers_put_back")
 
 def settings_of(*words: str) -> Settings:
     _, commands = build_parser()
-    return load(serve._given(commands["serve"].parse_intermixed_args(list(words))))
+    args = commands["serve"].parse_intermixed_args(list(words), argparse.Namespace(command="serve"))
+    return load(serve._given(args))
 
 
 def test_the_documentation_has_the_table() -> None:

@@ -250,7 +250,7 @@ TENSORS: dict[str, Case] = {
     "fp8, two scales": (
         "fp8",
         extra(f"{GATE}.weight_scale", torch.ones(()), FIRST),
-        rf"{FIT}gate_proj.*one scale.*both",
+        rf"{FIT}gate_proj.*one scale.*here are weight_scale_inv and weight_scale",
     ),
     "nvfp4 without the second scale": (
         "nvfp4",

@@ -71,10 +71,13 @@ def test_tokens_that_lie_apart_and_none():
 
 def test_who_serves_an_embedding():
     """Whoever it is, the registry finds them by the weight alone."""
-    ops = choose_backend(torch.float32, torch.device("cpu"))
     tokens = torch.tensor([2, 0, 2])
-    for weight, kind in ((draw(5, 32), NativeEmbedding), (draw(5, 31).bfloat16(), ReferenceEmbedding)):
-        embedding = ops.embedding(weight)
+    for dtype, weight, kind in (
+        (torch.float32, draw(5, 32), NativeEmbedding),
+        (torch.float32, draw(5, 31).bfloat16(), NativeEmbedding),
+        (torch.float64, draw(5, 32), ReferenceEmbedding),
+    ):
+        embedding = choose_backend(dtype, torch.device("cpu")).embedding(weight)
         assert isinstance(embedding, kind)
         assert torch.equal(embedding(tokens), weight[tokens].float())
 

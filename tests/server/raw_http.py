@@ -81,6 +81,7 @@ class Running:
         self.app = App()
         config = uvicorn.Config(
             self.app,
+            loop="asyncio",
             http=guarded(limits),
             ws="none",
             lifespan="off",

@@ -94,7 +94,9 @@ class RunningServer:
         await pool.start()
         self.app = build_app(settings, pool, auth)
         protocol = guarded(Limits.of(settings), self.server.errors.count)
-        config = uvicorn.Config(self.wrapped(self.app), http=protocol, log_config=None, ws="none")
+        config = uvicorn.Config(
+            self.wrapped(self.app), loop="asyncio", http=protocol, log_config=None, ws="none"
+        )
         self._uvicorn = uvicorn.Server(config)
         listener = bind(settings)
         self.port = listener.getsockname()[1]
