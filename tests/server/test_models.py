@@ -127,7 +127,9 @@ def test_a_drafter_has_a_name_like_any_model(http):
     )
     assert loaded.status_code == 200, loaded.text
     served = http.post(
-        "/v1/chat/completions", json=STORY | {"model": "one", "max_tokens": 8, "draft_tokens": 2}, headers=AS_USER
+        "/v1/chat/completions",
+        json=STORY | {"model": "one", "max_tokens": 8, "speculative": {"mtp": 2}},
+        headers=AS_USER,
     ).json()
     assert served["timings"]["draft_n"] > 0
     assert http.post("/v1/model/load", json={"model_name": EMBEDDED}, headers=AS_ADMIN).status_code == 200

@@ -57,7 +57,7 @@ def comparable(response):
     data = response.to_dict()
     for name in ("id", "created_at", "completed_at", "timings", "metrics"):
         data.pop(name)
-    for kind in ("accepted", "rejected"):  # how deep the engine drafts depends on what steps cost
+    for kind in ("accepted", "rejected"):  # drafts whose masks are late are cut
         data["usage"]["output_tokens_details"].pop(f"{kind}_prediction_tokens")
     for item in data["output"]:
         item.pop("id")
