@@ -95,8 +95,8 @@ def test_launches_of_few_tokens(monkeypatch):
     x, to = tokens(7, 320), draw(7, 320, seed=1).to(DEVICE)
     hidden, half = make.add_to(x, to, norm)
     wanted = take(half)
-    monkeypatch.setattr(make, "_tokens_at_once", 3)
-    monkeypatch.setattr(take, "_tokens_at_once", 2)
+    monkeypatch.setattr(make, "_tokens_at_once", lambda _: 3)
+    monkeypatch.setattr(take, "_tokens_at_once", lambda _: 2)
     found, other = make.add_to(x, to, norm)
     assert torch.equal(found, hidden) and torch.equal(take(other), wanted)
 

@@ -195,7 +195,7 @@ def test_many_tokens(kind, cut, monkeypatch):
     alone = torch.cat([multiply(x[i : i + 1]) for i in (0, 63, 64, 149)])
     found = multiply(x)
     assert torch.equal(found[[0, 63, 64, 149]], alone)
-    monkeypatch.setattr(multiply, "_tokens_at_once", 64)
+    monkeypatch.setattr(multiply, "_tokens_at_once", lambda _: 64)
     assert torch.equal(multiply(x), found)
     assert multiply(x[:0]).shape == (0, SHAPES[1][0])
 
@@ -286,7 +286,7 @@ def test_gate_in_one_go(kinds, biased, cut, monkeypatch):
     x = tokens(5, SHAPES[1][1])
     found = multiply.gated(x, partial(silu_mul, dtype=torch.float16), torch.float16)
     assert torch.equal(found, silu_mul(multiply(x), torch.float16)) and found.shape == (5, size)
-    monkeypatch.setattr(multiply, "_tokens_at_once", 3)
+    monkeypatch.setattr(multiply, "_tokens_at_once", lambda _: 3)
     assert torch.equal(multiply.gated(x, partial(silu_mul, dtype=torch.float16), torch.float16), found)
 
 
@@ -306,7 +306,7 @@ def test_best_output_without_the_others(kinds, monkeypatch):
         assert found.dtype == torch.long and torch.equal(found, multiply(x).argmax(1))
         assert torch.equal(torch.cat([multiply.argmax(row[None], argmax) for row in x]), found)
     assert found[0] == 20 and found[3] == 0
-    monkeypatch.setattr(multiply, "_tokens_at_once", 4)
+    monkeypatch.setattr(multiply, "_tokens_at_once", lambda _: 4)
     assert torch.equal(multiply.argmax(x, argmax), found)
 
 

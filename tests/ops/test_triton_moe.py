@@ -9,7 +9,7 @@ import torch
 from test_triton_attention import true_bfloat16  # noqa: F401
 from torch import Tensor
 
-from headlong.ops.moe import triton as op
+from headlong.ops.moe import stacked_weight as op
 from headlong.ops.moe.routing import Routing
 from headlong.ops.moe.triton import TritonExperts
 from headlong.ops.moe.weights import ExpertWeights, MoeWeights

@@ -12,7 +12,7 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from headlong.ops.linear import triton_split_k
+from headlong.ops.linear import prompt_gemm, triton_split_k
 from headlong.ops.linear.linear import Argmax, Linear, SiluMul
 from headlong.ops.linear.triton_block_m import REFERENCE_BLOCK_M, block_m_for
 from headlong.ops.linear.triton_paired import Pair, paired_gemm
@@ -48,8 +48,6 @@ class TritonLinear(Linear):
         self.dtype = self.weights[0].dtype
         """The dtype that inputs are multiplied in."""
         self._pair = Pair.of(self.weights)
-        most = max(weight.num_partials * weight.num_outs for weight in self.weights)
-        self._tokens_at_once = min(max(WORKSPACE // most, REFERENCE_BLOCK_M), 1 << 15)
 
     @staticmethod
     def supports(weight: Weight) -> str | None:
@@ -85,18 +83,23 @@ class TritonLinear(Linear):
             residual = None if residual_NO is None else residual_NO[part]
             put = None if then_partial is None else then_partial.some(part)
             for weight in self.weights:
-                triton_split_k.gemm(
-                    weight, x, block_m_for(len(x), weight), self.bias, residual, out_NO[part],
-                    partial_norm, then, put,
-                )  # fmt: skip
+                given_out = (self.bias, residual, out_NO[part], partial_norm, then, put)
+                if prompt_gemm.serves(weight, len(x)):
+                    triton_split_k.epilogue(weight, prompt_gemm.sums(weight, x)[None], *given_out)
+                else:
+                    triton_split_k.gemm(weight, x, block_m_for(len(x), weight), *given_out)
         return out_NO, then_partial
 
     def gated(self, given: Normed, silu_mul: SiluMul, dtype: torch.dtype) -> Tensor:
         weight = self._only
         if weight is None:
             return silu_mul(self(given))
-        x_ND, _ = gemm_input(given)
+        x_ND, partial_norm = gemm_input(given)
         out_NI = x_ND.new_empty((len(x_ND), self.out_features // 2), dtype=dtype)
+        if self.bias is None and prompt_gemm.serves(weight, len(x_ND), gated=dtype):
+            fitting_ND = x_ND.to(self.dtype).contiguous()
+            prompt_gemm.gated(weight, fitting_ND, out_NI, partial_norm)
+            return out_NI
         for part, x, partial_norm in self._launches(given):
             block_m = block_m_for(len(x), weight)
             triton_split_k.gated_gemm(weight, x, block_m, self.bias, out_NI[part], partial_norm)
@@ -117,12 +120,15 @@ class TritonLinear(Linear):
         were there before the kernel that was launched last began, and that it waited before it launched its
         dependents."""
         weight, (x_ND, partial_norm) = self._only, gemm_input(given)
-        if weight is None or self.bias is not None or len(x_ND) > self._tokens_at_once:
+        if weight is None or self.bias is not None or len(x_ND) > self._tokens_at_once(len(x_ND)):
             return PartialSums.whole(self(given))
         fitting_ND = x_ND.to(self.dtype).contiguous()
         inputs_ready = inputs_ready and fitting_ND is x_ND  # else it is only just being made
-        block_m = block_m_for(len(x_ND), weight)
-        partials_PNO = weight.partial_sums(fitting_ND, block_m, inputs_ready=inputs_ready)
+        if prompt_gemm.serves(weight, len(x_ND)):
+            partials_PNO = prompt_gemm.sums(weight, fitting_ND)[None]
+        else:
+            block_m = block_m_for(len(x_ND), weight)
+            partials_PNO = weight.partial_sums(fitting_ND, block_m, inputs_ready=inputs_ready)
         return PartialSums.of(weight, partials_PNO, partial_norm)
 
     def _launches(self, given: Normed) -> Iterator[tuple[slice, Tensor, PartialNorm | None]]:
@@ -130,9 +136,18 @@ class TritonLinear(Linear):
         it."""
         x_ND, partial_norm = gemm_input(given)
         x_ND = x_ND.to(self.dtype).contiguous()
-        for first in range(0, len(x_ND), self._tokens_at_once):
-            part = slice(first, first + self._tokens_at_once)
+        at_once = self._tokens_at_once(len(x_ND))
+        for first in range(0, len(x_ND), at_once):
+            part = slice(first, first + at_once)
             yield part, x_ND[part], None if partial_norm is None else partial_norm.some(part)
+
+    def _tokens_at_once(self, num_tokens: int) -> int:
+        """How many of so many tokens go into one launch, by the room that their partial sums take."""
+        most = max(
+            weight.num_outs * (1 if prompt_gemm.serves(weight, num_tokens) else weight.num_partials)
+            for weight in self.weights
+        )
+        return min(max(WORKSPACE // most, REFERENCE_BLOCK_M), 1 << 15)
 
     @property
     def _only(self) -> GemmWeight | None:

@@ -35,8 +35,10 @@ from headlong.ops.norm.triton import (
 from headlong.ops.silu_mul.triton import silu_gated
 from headlong.ops.triton_launch import LAUNCH_OPTIONS, launch_dependents, wait_for_previous_kernel
 
-BLOCK = 256
-"""The outputs whose partial sums a program adds."""
+BLOCK, PROMPT_BLOCK = 256, 1024
+"""The outputs whose partial sums a program adds; and of many tokens, where programs for fewer would be too short."""
+PROMPT_TOKENS = 512
+"""The tokens that are many."""
 ARGMAX_BLOCK = 1024
 """The outputs of which a program finds the largest."""
 UNSPECIALIZED = ["num_tokens", "steps_per_tile", "steps_per_split", "num_squares"]
@@ -63,15 +65,16 @@ class PartialSums(NamedTuple):
 
     @classmethod
     def of(cls, weight: GemmWeight, partials_PNO: Tensor, partial_norm: PartialNorm | None) -> "PartialSums":
-        """What `weight.partial_sums` returned. `partial_norm` is what was multiplied, if it is one."""
+        """Makes them of a weight's sums, which are whole already where P is 1. `partial_norm` is what was multiplied,
+        if it is one."""
         args = {
             "num_tokens": partials_PNO.shape[1],
             "num_outs": weight.num_outs,
             "steps_per_tile": weight.steps_per_tile,
             "steps_per_split": weight.config.steps_per_split,
             "BLOCK_N": weight.config.block_n,
-            "NUM_PARTIALS": weight.num_partials,
-            "EVEN_SPLITS": weight.has_even_splits,
+            "NUM_PARTIALS": len(partials_PNO),
+            "EVEN_SPLITS": len(partials_PNO) == 1 or weight.has_even_splits,
             **norm_args(partial_norm),
         }
         return cls(partials_PNO, args)
@@ -196,14 +199,23 @@ def gemm(
     """The product, the bias and the residual, into those columns of `out_NO` that are the weight's. `partial_norm` is
     what `x_ND` belongs to, if sums are still to be divided. What comes `then` is stored into `then_partial`, which only
     a split weight can do."""
-    if not weight.is_split:
+    if weight.is_split:
+        partials_PNO = weight.partial_sums(x_ND, block_m)
+        epilogue(weight, partials_PNO, bias, residual_NO, out_NO, partial_norm, then, then_partial)
+    else:
         weight.gemm(x_ND, block_m, bias, residual_NO, out_NO, partial_norm)
-        return
-    partials_PNO = weight.partial_sums(x_ND, block_m)
-    epilogue_kernel[triton.cdiv(weight.num_outs, BLOCK), len(out_NO)](
+
+
+def epilogue(
+    weight: GemmWeight, partials_PNO: Tensor, bias: Tensor | None, residual_NO: Tensor | None, out_NO: Tensor,
+    partial_norm: PartialNorm | None, then: Norm | None, then_partial: PartialNorm | None,
+) -> None:  # fmt: skip
+    """What `gemm` makes of partial sums."""
+    block = BLOCK if len(out_NO) < PROMPT_TOKENS else PROMPT_BLOCK
+    epilogue_kernel[triton.cdiv(weight.num_outs, block), len(out_NO)](
         partials_PNO, bias, residual_NO, weight.columns_O, out_NO, out_NO.shape[1],
         *partial_norm_args(then, then_partial),
-        **PartialSums.of(weight, partials_PNO, partial_norm).args, BLOCK=BLOCK, **LAUNCH_OPTIONS,
+        **PartialSums.of(weight, partials_PNO, partial_norm).args, BLOCK=block, **LAUNCH_OPTIONS,
     )  # fmt: skip
 
 
