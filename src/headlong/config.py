@@ -29,6 +29,10 @@ REPACKED = ("none", "fp8", "int8", "int4")
 DRAFT_QUANTIZATIONS = ("auto", *REPACKED, "gptq", "gptq_v2")
 
 
+CHUNK_TOKENS, GPU_CHUNK_TOKENS = 512, 2048
+"""How many tokens of prompts a step reads by default; GPUs read more of them at once more quickly."""
+
+
 def _option(default: Any, type: ValueType, help: str, **more: Any) -> Any:
     return field_for(Option("engine", type, help, **more), default)
 
@@ -131,9 +135,13 @@ class EngineConfig:
         aliases=("gpu_memory_utilization",),
     )
     page_size: int = _option(64, "whole", "tokens per page of the cache", flags=("--block-size",))
-    chunk_tokens: int = _option(
-        512, "whole", "prompt tokens read in one step", flags=("--max-num-batched-tokens",)
+    chunk_tokens: int | None = _option(
+        None,
+        "whole",
+        "prompt tokens read in one step, by default 2048 on a GPU, else 512",
+        flags=("--max-num-batched-tokens",),
     )
+    """Prompt tokens read in one step, at most: on a GPU fewer while other rows decode, by what these take."""
     prefix_device_bytes: int | None = _option(
         None, "whole", "checkpoints of recurrent state kept on the device"
     )
@@ -169,7 +177,8 @@ class EngineConfig:
             )
         _check("max_rows", self.max_rows, 1, 4096)
         _check("page_size", self.page_size, 16, 1024)
-        _check("chunk_tokens", self.chunk_tokens, 1, 1 << 20)
+        if self.chunk_tokens is not None:
+            _check("chunk_tokens", self.chunk_tokens, 1, 1 << 20)
         _check("max_draft_tokens", self.max_draft_tokens, 1, min(MAX_DRAFTS, self.page_size))
         _check_fraction("gpu_memory_fraction", self.gpu_memory_fraction)
         if self.step_timeout is not None and not 0 <= self.step_timeout <= 86400:
@@ -202,7 +211,13 @@ class EngineConfig:
         if self.step_timeout is not None:
             return self.step_timeout or None
         on_gpu = self.resolve_device().type == "cuda"
-        return 120.0 if on_gpu else max(600.0, float(self.chunk_tokens))
+        return 120.0 if on_gpu else max(600.0, float(self.resolve_chunk_tokens()))
+
+    def resolve_chunk_tokens(self) -> int:
+        """Returns how many tokens of prompts one step reads at most."""
+        if self.chunk_tokens is not None:
+            return self.chunk_tokens
+        return GPU_CHUNK_TOKENS if self.resolve_device().type == "cuda" else CHUNK_TOKENS
 
     def resolve_device(self) -> "torch.device":
         if self.device == "auto":

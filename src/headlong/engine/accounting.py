@@ -40,7 +40,7 @@ def plan_memory(
     own_page, own_slot = 0, 0
     if drafter is not None:
         own_page, own_slot = _state_costs(drafter, drafter.model.state_specs, config.page_size, max_drafts)
-    reserve, per_row = _reserves(built.model.config, config.chunk_tokens, max_drafts)
+    reserve, per_row = _reserves(built.model.config, config.resolve_chunk_tokens(), max_drafts)
     seen: dict[Hashable, object] = {}
     costs = Costs(
         target=tensor_bytes(built.model, seen),

@@ -8,6 +8,7 @@ from torch import Tensor
 from headlong.config import EngineConfig
 from headlong.engine.accounting import plan_memory, refusing_oom
 from headlong.engine.build import Built
+from headlong.engine.chunk_pace import ChunkPace
 from headlong.engine.draft_vocab import draft_tokens
 from headlong.engine.engine import Drafting, Engine, Parts
 from headlong.engine.proposers import head_place, make_proposer, resolve_proposer
@@ -76,7 +77,9 @@ def assemble(
             state=state,
             sampler=sampler,
             steppers=steppers,
-            scheduler=Scheduler(state, table, depths, config.chunk_tokens, proposer.flush_deferred),
+            scheduler=Scheduler(
+                state, table, depths, config.resolve_chunk_tokens(), proposer.flush_deferred, _pace(config)
+            ),
             drafting=Drafting(
                 max_drafts, min(config.drafts, max_drafts), config.draft_tokens == "auto", costs
             ),
@@ -84,6 +87,13 @@ def assemble(
             check_every_step=config.check_every_step,
         )
     )
+
+
+def _pace(config: EngineConfig) -> ChunkPace | None:
+    """What keeps prompts from holding up rows that decode, on devices that read many tokens in the time of few."""
+    if config.resolve_device().type != "cuda":
+        return None
+    return ChunkPace(config.page_size, config.resolve_chunk_tokens())
 
 
 def _drafted_by(config: EngineConfig, chosen: Tensor | None) -> str:

@@ -115,6 +115,8 @@ class Engine:
             self.depths.observe(
                 plan, verdict, StepTimes(landed.draft_seconds, seconds - landed.draft_seconds)
             )
+            if self.scheduler.pace is not None:
+                self.scheduler.pace.observe(plan, seconds)
         return StepOutput(
             rows=rows,
             num_prompt_tokens=sum(row.query_len for row in plan.rows if row.known_tokens),

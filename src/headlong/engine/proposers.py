@@ -121,7 +121,7 @@ def make_proposer(
     if "draft" in drafting.parts:
         assert drafter is not None
         runner = Runner(drafter.model, _draft_state(drafter, config, state))
-        made["draft"] = DraftModelProposer(runner, state, sampler, config.chunk_tokens)
+        made["draft"] = DraftModelProposer(runner, state, sampler, config.resolve_chunk_tokens())
     least = SURE_MATCH if len(drafting.parts) > 1 else MIN_MATCH
     made["ngram"] = ngram = NgramProposer(state, built.model.config.vocab_size, least, MAX_MATCH)
     links = [

@@ -13,6 +13,7 @@ from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from headlong.engine.chunk_pace import ChunkPace
 from headlong.engine.row import FAULT, Row
 from headlong.engine.turns import Turns
 from headlong.sampling.table import SamplingTable
@@ -41,6 +42,7 @@ class Scheduler:
         depths: Depths,
         chunk_tokens: int,
         flush_deferred: FlushDeferred = _nothing_deferred,
+        pace: ChunkPace | None = None,
     ) -> None:
         self.state = state
         self.table = table
@@ -49,6 +51,8 @@ class Scheduler:
         """Tokens of a step that rows share, decoding ones first; at least a page, or as many as there are, are left
         for prompts."""
         self.flush_deferred = flush_deferred
+        self.pace = pace
+        """What bounds prompts while other rows decode, where it is not `chunk_tokens` alone."""
         self.waiting: list[Row] = []
         """Rows without a slot, by rank, as those that run are."""
         self.running: list[Row] = []
@@ -242,7 +246,10 @@ class Scheduler:
     def _prompt_budget(self, depths: Mapping[str, int]) -> int:
         """Running streams go first, and prompts never stand still."""
         decoding = sum(1 + depths.get(row.id, 0) for row in self.running if row.decoding)
-        return max(self.chunk_tokens - decoding, min(self.chunk_tokens, self.state.page_size))
+        most = self.chunk_tokens - decoding
+        if self.pace is not None:
+            most = min(most, self.pace.budget(decoding))
+        return max(most, min(self.chunk_tokens, self.state.page_size))
 
     def _num_unread(self, rows: Iterable[Row]) -> int:
         return sum(row.num_tokens - self.state.rows[row.id].length for row in rows if not row.decoding)
