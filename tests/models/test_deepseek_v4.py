@@ -258,6 +258,7 @@ FLASH = {
         ({"num_key_value_heads": 2, "num_attention_heads": 4}, "num_key_value_heads must be 1"),
         ({"o_groups": 3}, r"o_groups \(3\) must divide num_attention_heads"),
         ({"scoring_func": "relu"}, "scoring_func 'relu' is not supported"),
+        ({"attention_bias": True}, "attention_bias must be false"),
         ({"topk_method": "greedy"}, "topk_method 'greedy' is not supported"),
         ({"num_experts_per_tok": 9}, r"num_experts_per_tok \(9\) is above n_routed_experts"),
         ({"mlp_layer_types": ["dense"] * 3}, "mlp_layer_types must list 3 times 'hash_moe' or 'moe'"),

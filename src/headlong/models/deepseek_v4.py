@@ -52,6 +52,8 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
     sizes = attention(main, f.int("qk_rope_head_dim", _rope_dim(f, head_dim)), 1, gated=False, normed=False)
     if f.int("num_key_value_heads", 1) != 1:
         raise ConfigError(f"{f.where}: num_key_value_heads must be 1: all heads share one key")
+    if f.bool("attention_bias", False):
+        raise ConfigError(f"{f.where}: attention_bias must be false: projections have no biases")
     read = decoder(
         main,
         sizes,

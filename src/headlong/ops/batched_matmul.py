@@ -9,6 +9,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from headlong.ops.trial import factors
+
 PROBE_BATCHES = (2, 3, 5, 8, 16, 33, 64)
 
 
@@ -17,7 +19,9 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     shape."""
     rows, inner, columns = a.shape[-2], a.shape[-1], b.shape[-1]
     transposed = b.stride(-1) != 1
-    if a.device.type != "cpu" or _is_invariant(rows, inner, columns, a.dtype, transposed):
+    if a.device.type != "cpu":
+        return a @ b
+    if _is_invariant(rows, inner, columns, a.dtype, transposed, torch.get_num_threads()):
         return a @ b
     return _elementwise(a, b)
 
@@ -31,13 +35,11 @@ def _elementwise(a: Tensor, b: Tensor) -> Tensor:
 
 
 @cache
-def _is_invariant(rows: int, inner: int, columns: int, dtype: torch.dtype, transposed: bool) -> bool:
-    generator = torch.Generator().manual_seed(0)
+def _is_invariant(rows: int, inner: int, columns: int, dtype: torch.dtype, transposed: bool, _: int) -> bool:
+    """What is found holds for as many threads as torch has."""
     most = max(PROBE_BATCHES)
-    a = torch.randn(most, rows, inner, generator=generator, dtype=dtype)
-    b = torch.randn(most, columns, inner, generator=generator, dtype=dtype).transpose(1, 2)
-    if not transposed:
-        b = b.contiguous()
+    a, b = factors((most, rows, inner), (most, columns, inner), dtype)
+    b = b.transpose(1, 2) if transposed else b.transpose(1, 2).contiguous()
     alone = torch.cat([a[i : i + 1] @ b[i : i + 1] for i in range(most)])
     turned = a.flip(1)
     return all(

@@ -144,10 +144,11 @@ class ReferenceBackend(Backend):
             return UnpackingLinear(weight, self._unpacked_dtype)
         if weight.is_meta:
             return ReferenceLinear(weight)
+        outs, ins = weight.shape
         for candidate in LINEARS:
             reason = candidate.supports(weight.dtype, weight.device)
             if reason is None and weight.device.type == "cpu":
-                tile = find_tile(candidate, *weight.shape, weight.dtype)
+                tile = find_tile(candidate, outs, ins, weight.dtype)
                 if tile is not None:
                     return candidate(weight, tile)
                 reason = f"a row's bits depend on its neighbours at shape {tuple(weight.shape)}"

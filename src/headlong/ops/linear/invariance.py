@@ -15,6 +15,7 @@ from torch import Tensor
 from headlong.ops.linear.linear import Linear
 from headlong.ops.native import threads_for_native
 from headlong.ops.norm.normed import Normed, whole
+from headlong.ops.trial import factors
 
 LAUNCH_ROWS = 128
 """The most rows of one launch; more rows go in several launches."""
@@ -23,6 +24,8 @@ LARGE_TILES = (8, 16)
 LARGE = 1 << 23
 """Elements of a weight above which rows are padded more, so that fewer numbers of rows need measuring."""
 MAX_PROBE_FEATURES = 4096
+LINE = 64
+"""The bytes of a cache line, which tensors of their own begin at. BLAS may take another path for rows that do not."""
 
 
 LinearFactory = Callable[[Tensor, int], Linear]
@@ -31,6 +34,8 @@ LinearFactory = Callable[[Tensor, int], Linear]
 def launch(multiply: Callable[[Tensor], Tensor], x_ND: Tensor, tile: int) -> Tensor:
     """Applies `multiply` to rows padded to a multiple of `tile`, at most `LAUNCH_ROWS` at a time."""
     num_rows = x_ND.shape[0]
+    if x_ND.data_ptr() % LINE:
+        x_ND = x_ND.clone()
     if num_rows > LAUNCH_ROWS:
         return torch.cat([launch(multiply, part, tile) for part in x_ND.split(LAUNCH_ROWS)])
     missing = -num_rows % tile
@@ -57,16 +62,22 @@ class RowLinear(Linear):
         return self.weight[outs_T.to(self.weight.device)]
 
 
-@cache
 def find_tile(make: LinearFactory, out_features: int, in_features: int, dtype: torch.dtype) -> int | None:
     """Finds the smallest row tile at which `make`'s linear is batch-invariant for this shape, or None. Very wide
     outputs are probed on a part of their features."""
-    tiles = LARGE_TILES if out_features * in_features > LARGE else TILES
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(min(out_features, MAX_PROBE_FEATURES), in_features, generator=generator).to(dtype)
-    rows = torch.randn(LAUNCH_ROWS, in_features, generator=generator).to(dtype)
     with threads_for_native.lifted():
-        return next((tile for tile in tiles if _agrees(make(weight, tile), rows, tile)), None)
+        return _find_tile(make, out_features, in_features, dtype, torch.get_num_threads())
+
+
+@cache
+def _find_tile(
+    make: LinearFactory, out_features: int, in_features: int, dtype: torch.dtype, _: int
+) -> int | None:
+    """What is found holds for as many threads as torch has."""
+    tiles = LARGE_TILES if out_features * in_features > LARGE else TILES
+    shape = (min(out_features, MAX_PROBE_FEATURES), in_features)
+    rows, weight = factors((LAUNCH_ROWS, in_features), shape, dtype)
+    return next((tile for tile in tiles if _agrees(make(weight, tile), rows, tile)), None)
 
 
 def _agrees(linear: Linear, rows: Tensor, tile: int) -> bool:

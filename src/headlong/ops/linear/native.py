@@ -53,7 +53,7 @@ class Panels:
         self.bias = bias
         self.layout = layout
         self._table = torch.tensor(layout.table)
-        self._columns, self._factors = bytearray(layout.inputs.columns), bytearray(layout.inputs.factors)
+        self._columns, self._factors = _array(layout.inputs.columns), _array(layout.inputs.factors)
         blocks, groups, count = (
             -(-out_features // WIDTH),
             size // layout.group,
@@ -86,8 +86,8 @@ class Panels:
             *wholes,
             where,
             native.address(self._table) if layout.table else None,
-            _address(self._columns),
-            _address(self._factors),
+            ctypes.addressof(self._columns) if self._columns else None,
+            ctypes.addressof(self._factors) if self._factors else None,
         )
 
     def put(self, parts: list[Tensor], outs: Tensor) -> None:
@@ -170,9 +170,9 @@ class NativeLinear(Linear):
         return linear
 
 
-def _address(numbers: bytearray) -> int | None:
-    """The address of what a panel keeps of its layout; None where that is nothing."""
-    return ctypes.addressof((ctypes.c_char * len(numbers)).from_buffer(numbers)) if numbers else None
+def _array(numbers: bytes) -> "ctypes.Array[ctypes.c_char]":
+    """A copy of these bytes, whose address can be asked for as long as it is held."""
+    return (ctypes.c_char * len(numbers)).from_buffer_copy(numbers)
 
 
 def _panels(sources: Sequence[Source], order: Tensor | None, bias: Tensor | None) -> list[Panels]:
