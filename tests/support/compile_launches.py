@@ -171,7 +171,7 @@ def record_deepseek_v4() -> None:
     for ratio, on_pages in ((0, True), (0, False), (4, False), (128, False)):
         weights = CompressedAttentionWeights(heads, dim, 128, ratio, 1e-6, none, zeros(heads), rope, on_pages)
         net, chosen = TritonCompressedAttention(weights, torch.bfloat16), zeros(4, 512, dtype=torch.int32)
-        window = zeros(9, 64, dim).bfloat16() if on_pages else zeros(2, 131, dim).bfloat16()
+        window = zeros(9, 64, dim).bfloat16() if on_pages else zeros(2, 131, dim)
         entries = zeros(9, -(-64 // ratio), dim).bfloat16() if ratio else None
         with recorded(f"windows and entries of {ratio}"):
             queries = zeros(4, heads * dim)
