@@ -1,9 +1,9 @@
 """Compiles the kernels that a step launches, for GPUs that need not be there, and prints the shared memory of each.
 
-    TRITON_INTERPRET=0 python tests/support/compile_launches.py CAPABILITY
+    TRITON_INTERPRET=0 python tests/support/compile_launches.py CAPABILITY MEMORY
 
-Layers of real sizes are run on the CPU with launches that are written down and not made. Prints the bytes of
-each, by operation and kernel.
+MEMORY are the bytes that a program may have there. Layers of real sizes are run on the CPU with launches that are
+written down and not made. Prints the bytes of each, by operation and kernel.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ sys.path[:0] = [str(TESTS), str(TESTS / "ops"), str(TESTS / "support")]
 
 from headlong.ops import triton_launch  # noqa: E402
 
-CAPABILITY = int(sys.argv[1])
+CAPABILITY, MEMORY = map(int, sys.argv[1:])
 # Before anybody asks for them.
 triton_launch.CONVERTS_E4M3 = tl.constexpr(CAPABILITY >= 89)
 triton_launch.HAS_PDL = tl.constexpr(CAPABILITY >= 90)
@@ -37,6 +37,7 @@ import test_triton_attention as attention  # noqa: E402
 import test_triton_delta_net as delta_net  # noqa: E402
 import test_triton_moe as moe  # noqa: E402
 
+from headlong.ops.compressed_attention import triton as compressed_attention  # noqa: E402
 from headlong.ops.compressed_attention.triton import TritonCompressedAttention  # noqa: E402
 from headlong.ops.compressed_attention.weights import CompressedAttentionWeights  # noqa: E402
 from headlong.ops.compressor.triton import TritonCompressor  # noqa: E402
@@ -53,6 +54,7 @@ from headlong.ops.triton_step import TritonStep  # noqa: E402
 from headlong.types import Rows  # noqa: E402
 from support.ragged import Share, plan_rows  # noqa: E402
 
+compressed_attention.shared_memory = lambda _device: MEMORY
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")
 POINTERS = {
     torch.float64: "*fp64", torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16",
