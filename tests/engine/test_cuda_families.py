@@ -71,7 +71,7 @@ def asked(llm: LLM, depth: int | None) -> list[Request]:
     beginning = random_words(max(LENGTHS), seed=0)
     cases = [
         (
-            tuple(beginning[: length - 1] + [number]),
+            (*beginning[: length - 1], number),
             replace(SAMPLED, temperature=0.9 * (number % 2), seed=number),
         )
         for number, length in enumerate(LENGTHS)
