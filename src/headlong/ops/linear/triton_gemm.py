@@ -37,9 +37,6 @@ from headlong.ops.triton_launch import (
     zero_after_previous_kernel,
 )
 
-WORDS = tl.constexpr(64)
-"""Words of an output that lie together, where two codes share one."""
-
 
 class CodeLayout(NamedTuple):
     """The part of a weight's layout that kernels are compiled for: how its codes lie in memory and which of them share
@@ -94,22 +91,10 @@ def load_factors_by_column(
 
 
 @triton.jit
-def code_offsets(outs, stride_codes, INTERLEAVE: tl.constexpr):
-    """Where the codes of outputs begin. INTERLEAVE of these lie step by step, the words of one behind those of
+def code_offsets(outs, stride_codes, INTERLEAVE: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Where the codes of outputs begin. INTERLEAVE of these lie step by step, the BLOCK_K words of one behind those of
     another."""
-    return (outs // INTERLEAVE).to(tl.int64) * (INTERLEAVE * stride_codes) + outs % INTERLEAVE * WORDS
-
-
-@triton.jit
-def first_column_of(step, half: tl.constexpr, HALVES: tl.constexpr, BLOCK_K: tl.constexpr):
-    """The first column that is multiplied in one half of a step. Two halves are WORDS columns from each other, also
-    where a step is shorter than that."""
-    if HALVES == 1 or BLOCK_K == WORDS:
-        return (step * HALVES + half) * BLOCK_K
-    else:
-        SHORTER: tl.constexpr = WORDS // BLOCK_K
-        whole = step // SHORTER
-        return (whole * 2 + half) * WORDS + (step - whole * SHORTER) * BLOCK_K
+    return (outs // INTERLEAVE).to(tl.int64) * (INTERLEAVE * stride_codes) + outs % INTERLEAVE * BLOCK_K
 
 
 @triton.jit
@@ -127,13 +112,13 @@ def gemm_step(
     )  # halves that have a scale together
     scale_N = tl.zeros((BLOCK_N,), tl.float32)
     if scales_ptr is not None and GROUP_SIZE >= BLOCK_K:  # on its way while the columns are multiplied
-        group = first_column_of(step, 0, HALVES, BLOCK_K) // GROUP_SIZE
+        group = step * HALVES * BLOCK_K // GROUP_SIZE
         scale_N = tl.load(group_factor_ptr(scales_ptr, outs_N, group, stride_scales, SCALE_ROWS)).to(
             tl.float32
         )
     part_NM, x_sum_M = tl.zeros((BLOCK_N, BLOCK_M), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
     for half in tl.static_range(HALVES):
-        first_column = first_column_of(step, half, HALVES, BLOCK_K)
+        first_column = (step * HALVES + half) * BLOCK_K
         if EVEN_K:
             x_KM = tl.load(x_ptrs_KM + first_column, mask=is_token_M[None, :], other=0.0).to(DTYPE)
         else:
@@ -175,16 +160,8 @@ def load_codes(
     code_ptrs_NK, step, column_K, num_ins, LAYOUT: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_K: tl.constexpr
 ):
     """Loads the codes of a step; those past the last input are 0."""
-    if LAYOUT.codes_per_word == 2:
-        SHORTER: tl.constexpr = WORDS // BLOCK_K
-        if SHORTER == 1:
-            return tl.load(code_ptrs_NK + step * (LAYOUT.interleave * WORDS))
-        else:
-            whole = step // SHORTER
-            part = step - whole * SHORTER
-            return tl.load(code_ptrs_NK + whole * (LAYOUT.interleave * WORDS) + part * BLOCK_K)
-    elif EVEN_K:
-        return tl.load(code_ptrs_NK + step * BLOCK_K)
+    if EVEN_K or LAYOUT.codes_per_word == 2:
+        return tl.load(code_ptrs_NK + step * (LAYOUT.interleave * BLOCK_K))
     else:
         is_column_K = step * BLOCK_K + column_K < num_ins
         return tl.load(code_ptrs_NK + step * BLOCK_K, mask=is_column_K[None, :], other=0.0)
@@ -257,7 +234,9 @@ def gemm_split(
         outs_N = (
             tl.minimum(tile * (BLOCK_N // PARTS) + row_N // PARTS, part_outs - 1) + row_N % PARTS * part_outs
         )
-        code_ptrs_NK = codes_ptr + code_offsets(outs_N, stride_codes, INTERLEAVE)[:, None] + column_K[None, :]
+        code_ptrs_NK = (
+            codes_ptr + code_offsets(outs_N, stride_codes, INTERLEAVE, BLOCK_K)[:, None] + column_K[None, :]
+        )
         tile_ptrs_KM = x_ptrs_KM
         if GROUPS > 1:
             tile_ptrs_KM += tile * BLOCK_N // (num_outs // GROUPS) * num_ins

@@ -82,27 +82,6 @@ _INTEGER_HIGH = tl.constexpr("""{
     mov.b32 less, 0xbf80bf80;
     fma.rn.bf16x2 $0, base, less, rest;
 }""")
-# Sign, exponent and mantissa of two e2m1 where bfloat16 has them; then only the exponent's bias is wrong, by 2^126.
-# Four bytes come in, and four numbers of one half of each go out.
-_E2M1_PARTS = """{{
-    .reg .b32 pair, sign, rest, factor, nothing;
-    mov.b32 factor, 0x7e807e80;
-    mov.b32 nothing, 0x80008000;
-    prmt.b32 pair, $2, 0, 0x4140;
-    shl.b32 sign, pair, {sign};
-    shl.b32 rest, pair, {rest};
-    and.b32 rest, rest, 0x01c001c0;
-    lop3.b32 rest, sign, 0x80008000, rest, 0xea;
-    fma.rn.bf16x2 $0, rest, factor, nothing;
-    prmt.b32 pair, $2, 0, 0x4342;
-    shl.b32 sign, pair, {sign};
-    shl.b32 rest, pair, {rest};
-    and.b32 rest, rest, 0x01c001c0;
-    lop3.b32 rest, sign, 0x80008000, rest, 0xea;
-    fma.rn.bf16x2 $1, rest, factor, nothing;
-}}"""
-_E2M1_LOW = tl.constexpr(_E2M1_PARTS.format(sign=12, rest=6))
-_E2M1_HIGH = tl.constexpr(_E2M1_PARTS.format(sign=8, rest=2))
 
 
 @triton.jit
@@ -113,7 +92,9 @@ def decode(codes, half: tl.constexpr, ENCODING: tl.constexpr, ZERO_POINT: tl.con
     elif ENCODING == _NIBBLE:
         return ((codes >> 4 * half) & 15).to(tl.float32) - ZERO_POINT
     elif ENCODING == _E2M1:
-        return _e2m1(codes, half, DTYPE)
+        field = (codes >> 4 * half).to(tl.uint32)
+        # Sign, exponent and mantissa where float32 has them; then only the exponent's bias is wrong.
+        return (((field & 8) << 28) | ((field & 7) << 22)).to(tl.float32, bitcast=True) * _2_TO_126
     elif ENCODING == _NF4:
         return nf4(codes, half, DTYPE)
     elif ENCODING == _FP4:
@@ -135,17 +116,6 @@ def _e4m3(codes, half: tl.constexpr, dtype: tl.constexpr):
     else:
         asm: tl.constexpr = _HALF_HIGH if half else _HALF_LOW
         return tl.inline_asm_elementwise(asm, "=r,r", [codes], dtype=tl.float16, is_pure=True, pack=2)
-
-
-@triton.jit
-def _e2m1(codes, half: tl.constexpr, dtype: tl.constexpr):
-    if INTERPRETED or dtype != tl.bfloat16:
-        field = (codes >> 4 * half).to(tl.uint32)
-        # Where float32 has them.
-        return (((field & 8) << 28) | ((field & 7) << 22)).to(tl.float32, bitcast=True) * _2_TO_126
-    else:
-        asm: tl.constexpr = _E2M1_HIGH if half else _E2M1_LOW
-        return tl.inline_asm_elementwise(asm, "=r,=r,r", [codes], dtype=tl.bfloat16, is_pure=True, pack=4)
 
 
 @triton.jit

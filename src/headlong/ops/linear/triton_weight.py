@@ -17,7 +17,6 @@ from torch import Tensor
 from triton.compiler.compiler import max_shared_mem
 
 from headlong.ops.linear.triton_gemm import CodeLayout, gemm_kernel
-from headlong.ops.linear.triton_unpack import E2M1
 from headlong.ops.norm.normed import PartialNorm
 from headlong.ops.norm.triton import norm_args
 from headlong.ops.triton_launch import LAUNCH_OPTIONS
@@ -39,8 +38,6 @@ COLUMNS = 64
 FEW = 64
 """The tokens at once up to which two programs shall fit on a multiprocessor; with more tokens, one program keeps it
 busy."""
-MX_GROUP = 32
-"""Columns that share a scale in MX formats."""
 STAGES_MEMORY, WIDE_MEMORY = 112 << 10, 160 << 10
 """Bytes of shared memory that a program's pipeline stages may take, for few tokens and for more."""
 INTERLEAVE = 64
@@ -126,12 +123,6 @@ class WeightLayout(NamedTuple):
         return (
             num_ins if codes_per_word(self.bits) == 1 else self.padded(num_ins) // codes_per_word(self.bits)
         )
-
-    @property
-    def shorter(self) -> int:
-        """How many times shorter a step of few tokens is than `columns_at_once` says: one whose columns share a scale
-        multiplies sums by it instead of every weight."""
-        return COLUMNS // MX_GROUP if self.encoding == E2M1 and self.group_size == MX_GROUP else 1
 
     @property
     def interleave(self) -> int:
@@ -310,7 +301,7 @@ class GemmWeight:
     def _shorter(self, block_m: int) -> int:
         """How many times shorter a step is than the configuration's, so that more steps are under way. Columns are
         multiplied in the same order, sixteen after sixteen, and sums split at the same ones."""
-        return 2 if block_m > FEW and self.layout.bits == 16 else self.layout.shorter
+        return 2 if block_m > FEW and self.layout.bits == 16 else 1
 
     def _num_stages(self, block_m: int) -> int:
         """The configuration's, or as many as shared memory holds where many tokens are multiplied at once."""
@@ -318,4 +309,4 @@ class GemmWeight:
         codes = config.block_n * columns * self.codes.element_size()
         inputs = block_m * columns * codes_per_word(self.layout.bits) * self.dtype.itemsize
         memory = min(WIDE_MEMORY if block_m > FEW else STAGES_MEMORY, shared_memory(self.codes.device))
-        return max(min(config.num_stages * self.layout.shorter, memory // (codes + inputs)), 2)
+        return max(min(config.num_stages, memory // (codes + inputs)), 2)

@@ -61,11 +61,10 @@ class GroupedGemmConfig(NamedTuple):
 
 def grouped_gemm_config(layout: WeightLayout, *, gated: bool) -> GroupedGemmConfig:
     """Returns the quickest of the configurations that were measured, from one token to sixty-four."""
-    columns = columns_at_once(layout.bits) // layout.shorter
+    columns = columns_at_once(layout.bits)
     if layout.bits == 8 and gated:
         return GroupedGemmConfig(32, columns, num_warps=2, num_stages=4)
-    num_stages = 4 if layout.bits == 16 and gated else 3 * layout.shorter
-    return GroupedGemmConfig(64, columns, num_warps=4, num_stages=num_stages)
+    return GroupedGemmConfig(64, columns, num_warps=4, num_stages=4 if layout.bits == 16 and gated else 3)
 
 
 class Loaded(NamedTuple):
@@ -134,15 +133,14 @@ class StackedWeight:
         layout, config, codes, scales = self.layout, self.config, self.codes, self.scales
         x, partial_norm = gemm_input(given)
         out = x.new_empty((len(pairs_P), self.out_size), dtype=dtype)
-        padded = layout.padded(self.num_ins)
+        step = config.block_k * codes_per_word(layout.bits)
         grid = (triton.cdiv(self.out_size, config.block_n // self.parts), len(blocks_B3))
         kernels.grouped_gemm_kernel[grid](
             x, codes, scales, self.offsets_EGO, self.row_scales_EO, self.bias_EO, blocks_B3, pairs_P, out,
             num_outs=self.num_outs, num_ins=self.num_ins, stride_codes=layout.words(self.num_ins),
             stride_expert_codes=codes.stride(0), stride_expert_scales=0 if scales is None else scales.stride(0),
-            stride_scales=0 if scales is None else scales.stride(1),
-            num_steps=padded // (config.block_k * codes_per_word(layout.bits)),
-            DTYPE=DTYPES[self.dtype], LAYOUT=layout.code_layout, EVEN_K=self.num_ins == padded,
+            stride_scales=0 if scales is None else scales.stride(1), num_steps=triton.cdiv(self.num_ins, step),
+            DTYPE=DTYPES[self.dtype], LAYOUT=layout.code_layout, EVEN_K=self.num_ins % step == 0,
             PAIRS_PER_INPUT=pairs_per_input, PARTS=self.parts, BLOCKS_READY=blocks_ready, ONE_INPUT=len(x) == 1,
             ACTIVATION=constant_of(self.activation), **norm_args(partial_norm), BLOCK_N=config.block_n,
             BLOCK_K=config.block_k, BLOCK_M=block_m, num_warps=config.num_warps, num_stages=config.num_stages,

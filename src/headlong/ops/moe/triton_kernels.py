@@ -246,7 +246,7 @@ def grouped_gemm_kernel(
     column_K = tl.arange(0, BLOCK_K)
     code_ptrs_NK = codes_ptr + expert * stride_expert_codes
     code_ptrs_NK = code_ptrs_NK + (
-        code_offsets(outs_N, stride_codes, INTERLEAVE)[:, None] + column_K[None, :]
+        code_offsets(outs_N, stride_codes, INTERLEAVE, BLOCK_K)[:, None] + column_K[None, :]
     )
     # Which is known without a look at the pairs if there is but one.
     token_M = tl.zeros((BLOCK_M,), tl.int64) if ONE_INPUT else pair_M // PAIRS_PER_INPUT
