@@ -16,7 +16,7 @@ from headlong import LLM, SamplingParams
 from headlong.engine.step.device_stepper import DeviceStepper
 from headlong.types import Request
 from support import cuda_families
-from support.cuda_families import CASES, random_words
+from support.cuda_families import CASES, PARTLY_BFLOAT16, random_words
 from support.steps import CPU, Driver, load
 
 pytestmark = [
@@ -31,8 +31,12 @@ MAX_TOKENS = 40
 
 
 @pytest.fixture(scope="module", params=CASES)
-def folder(request, tmp_path_factory) -> Path:
-    name = request.param
+def name(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(name: str, tmp_path_factory) -> Path:
     return cuda_families.folder_of(name, tmp_path_factory.mktemp("tiny"))
 
 
@@ -53,14 +57,14 @@ def driver_of(folder: Path, dtype: str, device: torch.device) -> Driver:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_cuts_and_drafts_change_no_bit(folder: Path, dtype: str) -> None:
+def test_cuts_and_drafts_change_no_bit(name: str, folder: Path, dtype: str) -> None:
     """And in float32 logits and drafts are those of the CPU."""
     drafted, plain = (driver_of(folder, dtype, CUDA) for _ in range(2))
     found = in_steps(drafted)
     single = [plain.feed("a", [120]).logits, plain.decode("a", len(found) - 120).logits]
     assert torch.equal(found, torch.cat(single))
     assert drafted.propose("a", 3) == plain.propose("a", 3)
-    if dtype == "float32":
+    if dtype == "float32" and name not in PARTLY_BFLOAT16:
         here = driver_of(folder, dtype, CPU)
         torch.testing.assert_close(found.cpu(), in_steps(here), rtol=1e-4, atol=1e-4)
         assert drafted.propose("a", 3) == here.propose("a", 3)

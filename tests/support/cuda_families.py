@@ -83,6 +83,8 @@ CASES: dict[str, Callable[[Path], None]] = {
 }
 """By name; those of DeepSeek-V4 have entries of four and of sixteen tokens, or of 128 as releases do. The last ones are
 packed as they are published: experts in FP4, other projections in FP8; and experts in NVFP4 with a head in bfloat16."""
+PARTLY_BFLOAT16 = ("deepseek_v4 packed", "deepseek_v4 packed anew")
+"""Cases whose other matrices are stored in bfloat16: a GPU multiplies those as they are stored, a CPU in float32."""
 
 
 def random_words(count: int, seed: int) -> list[int]:
