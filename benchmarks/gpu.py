@@ -6,9 +6,10 @@
                              [--tokens 20000] [--skip-exact] [--json FILE]
 
 First the embedded model in bfloat16: batches of greedy rows, of sampled ones and of both, K = 1…6 against K = 0, token
-by token. Then a model of the given shape with random weights made on the device, which says nothing but takes its time:
-logits of a verified step against those of single tokens, bit by bit; then the floor (the bytes a step must read, at the
-best rate seen: a copy's, or the largest product's), a plain step, verified steps of K + 1 tokens, the drafts, and the
+by token. Then a model of the given shape with random weights made on the device, packed as the shape's config says,
+which says nothing but takes its time: logits of a verified step against those of single tokens, bit by bit; then the
+floor (the bytes a step must read, at the best rate seen: a copy's, or the largest product's; `step_floor.py` says what
+counts), a plain step, verified steps of K + 1 tokens, the drafts, and the
 whole cycle of K drafts and their verification, by the engine's own code. `pays from` is the share of drafts that must
 stand for the cycle to be worth it. Medians of CUDA-event times, milliseconds, of calls one after the other: four of a
 part, eight steps. `--sampled` rows are not greedy but have a temperature, top-k and top-p; `--penalised` ones have a
@@ -36,10 +37,10 @@ from headlong import LLM, SamplingParams
 from headlong.config import EngineConfig
 from headlong.engine.assemble import assemble
 from headlong.engine.engine import Engine
-from headlong.state.delta_net import DeltaNetState
 from headlong.state.state import RowState
 from headlong.types import Plan, Request
 from random_weights import random_model
+from step_floor import floor
 
 CUDA = torch.device("cuda")
 PROMPTS = (
@@ -236,12 +237,15 @@ class Bench:
         plan = self.engine.scheduler.plan()
         draft = self.engine.proposer.propose(plan)
         batch = runner.batch(plan, draft)
-        recurrent = [layer for layer in layers.values() if isinstance(layer, DeltaNetState)]
-        before = [(layer.delta.committed_SHDE.clone(), layer.windows.clone()) for layer in recurrent]
-        whole = runner.forward(batch, runner.context(batch))[1].view(self.rows, depth + 1, -1)
-        for layer, (memory, windows) in zip(recurrent, before, strict=True):
-            layer.delta.committed_SHDE.copy_(memory)
-            layer.windows.copy_(windows)
+        slots = [(row.slot, row.num_replay) for row in plan.rows]
+        assert not any(num_replay for _, num_replay in slots), "drafts were accepted"
+        before = {name: [layer.save(*slot) for slot in slots] for name, layer in layers.items()}
+        whole = runner.forward(batch, runner.context(batch))[1].view(self.rows, depth + 1, -1).clone()
+        for name, layer in layers.items():
+            for (slot, _), saved in zip(slots, before[name], strict=True):
+                layer.clear(slot)
+                if saved is not None:
+                    layer.restore(slot, saved)
         tokens, same = batch.tokens_N.view(self.rows, depth + 1).tolist(), True
         for place in range(depth + 1):
             rows = tuple(
@@ -273,26 +277,6 @@ class Bench:
             seconds = time.perf_counter() - started
             self.clear()
         return tokens / seconds
-
-
-def floor(args: argparse.Namespace) -> dict[str, float]:
-    """What the memory gives: a copy, and the largest product for one token alone, in bytes a second; and a step's bytes
-    at the product's rate."""
-    source = torch.empty(2**31, dtype=torch.uint8, device=CUDA)
-    copied = 2 * source.nbytes / milliseconds(partial(torch.empty_like(source).copy_, source))
-    del source
-    config = args.built.model.config
-    x = torch.randn(1, config.hidden_size, device=CUDA)
-    read = config.vocab_size * config.hidden_size * 2
-    rate = read / milliseconds(lambda: args.built.model.lm_head(x))
-    return {
-        "copy_tb_per_s": round(copied / 1e9, 2),
-        "lm_head_tb_per_s": round(rate / 1e9, 2),
-        "target_gb": round(args.target_bytes / 1e9, 2),
-        "draft_gb": round(args.draft_bytes / 1e9, 2),
-        "target_floor_ms": round(args.target_bytes / max(rate, copied), 3),
-        "draft_floor_ms": round(args.draft_bytes / max(rate, copied), 3),
-    }
 
 
 def measure(args: argparse.Namespace, found: dict[str, object]) -> list[dict[str, float]]:
@@ -351,8 +335,8 @@ def main() -> None:
         print(found, flush=True)
     with torch.inference_mode():
         made = random_model(args.shape, torch.bfloat16, CUDA, fp8=args.fp8, layers=args.layers)
-    args.built, args.target_bytes, args.draft_bytes = made
-    found |= floor(args)
+    args.built, args.target_bytes, args.draft_bytes = made.built, made.target_bytes, made.draft_bytes
+    found |= floor(args, milliseconds)
     print(found, flush=True)
     lines = measure(args, found)
     columns = ("rows", "context", "K", "target", "drafts", "step", "pays from")

@@ -47,7 +47,8 @@ def main() -> None:
     from random_weights import random_model
 
     with torch.inference_mode():
-        args.built, *_ = random_model(args.shape, torch.bfloat16, CUDA, fp8=args.fp8, layers=args.layers)
+        made = random_model(args.shape, torch.bfloat16, CUDA, fp8=args.fp8, layers=args.layers)
+    args.built = made.built
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     bench = Bench(args, args.rows, args.context)

@@ -57,7 +57,7 @@ def compiled(kernel, pointers, options={}, **constants):
     asm = made(kernel, pointers, options, **constants)
     return asm["ttgir"] + (asm["ptx"] if options else "")
 
-missing = dict.fromkeys(("offsets_ptr", "row_scales_ptr", "bias_ptr", "residual_ptr", "columns_ptr"))
+missing = {**dict.fromkeys(("offsets_ptr", "row_scales_ptr", "bias_ptr", "residual_ptr", "columns_ptr")), "GROUPS": 1}
 cut = {"DTYPE": tl.bfloat16, "EVEN_K": True, "PARTS": 1, "BLOCK_N": 64, "squares_ptr": None, "BLOCK_SQUARES": 1}
 layouts = {
     "bfloat16": (
@@ -76,6 +76,10 @@ for name, (weights, layout) in layouts.items():
             linear.gemm_kernel, {"x_ptr": "*bf16", "out_ptr": "*fp32", **weights}, **missing, **cut, **layout,
             SPLIT_K=True, INPUTS_READY=False, BLOCK_M=width,
         )
+    found[f"linear {name} groups"] = compiled(
+        linear.gemm_kernel, {"x_ptr": "*bf16", "out_ptr": "*fp32", **weights}, **missing | {"GROUPS": 8}, **cut,
+        **layout, SPLIT_K=True, INPUTS_READY=False, BLOCK_M=8,
+    )
     found[f"linear {name} ready"] = compiled(
         linear.gemm_kernel, {"x_ptr": "*bf16", "out_ptr": "*fp32", **weights}, **missing, **cut, **layout,
         SPLIT_K=True, INPUTS_READY=True, BLOCK_M=8,
@@ -273,7 +277,7 @@ def order(program: str, *wanted: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "fp8"])
-@pytest.mark.parametrize("width", [8, 16])
+@pytest.mark.parametrize("width", [8, 16, "groups"])
 def test_the_first_weights_do_not_wait(programs, kind, width):
     assert order(programs[f"linear {kind} {width}"], WAIT, COPY)[:3] == [COPY, WAIT, COPY]
 

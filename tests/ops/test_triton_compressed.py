@@ -21,7 +21,7 @@ from headlong.ops.paged_attention.reference import prepare
 from headlong.ops.rope.pairs import PairRope
 from headlong.ops.rope.reference import Rotary, angles, frequencies_of
 from headlong.quant.detect import detect
-from headlong.quant.format import PackedWeight
+from headlong.quant.format import PackedWeight, Weight
 from headlong.types import Rows
 from support import deepseek_v4_files, packing
 from support.steps import Driver, load
@@ -31,6 +31,7 @@ from headlong.ops import triton_step  # noqa: E402
 from headlong.ops.compressed_attention import triton as compressed_attention  # noqa: E402
 from headlong.ops.compressed_attention.triton import TritonCompressedAttention  # noqa: E402
 from headlong.ops.compressor.triton import TritonCompressor  # noqa: E402
+from headlong.ops.grouped_linear.triton import TritonGroupedLinear  # noqa: E402
 from headlong.ops.hyper_connection.triton import TritonCollapse, TritonHyperConnection  # noqa: E402
 from headlong.ops.indexer import triton as indexer  # noqa: E402
 from headlong.ops.indexer.triton import TritonIndexer  # noqa: E402
@@ -253,6 +254,23 @@ def test_groups_of_packed_rows(how):
     assert torch.equal(torch.cat([group.dequantize(0, 128) for group in groups]), weight.dequantize(0, 256))
     small = packed_rows(weight, 8)
     assert torch.equal(torch.cat([group.dequantize(0, 32) for group in small]), weight.dequantize(0, 256))
+
+
+@pytest.mark.parametrize("how", ["float", "fp8_powers", "nvfp4_modelopt"])
+def test_groups_in_one_product(how):
+    """The products of all groups are those of each with its own inputs, whoever else is there."""
+    given, groups, outs, ins = randn(3, 4 * 128, seed=1), 4, 4 * 64, 128
+    weight: Weight = randn(outs, ins).cpu()
+    if how != "float":
+        parts = packing.pack(weight, how)
+        weight = detect(packing.header(parts), (outs, ins), {}).pack(parts, (outs, ins))
+    linear = TritonGroupedLinear.load(weight, groups, torch.float32)
+    assert linear is not None and TritonGroupedLinear.load(weight, 8, torch.float32) is None
+    true = weight if isinstance(weight, torch.Tensor) else weight.dequantize(0, outs)
+    wanted = torch.einsum("ngi,goi->ngo", given.unflatten(1, (groups, -1)), true.unflatten(0, (groups, -1)))
+    found = linear(given)
+    torch.testing.assert_close(found, wanted.flatten(1), rtol=1e-4, atol=1e-4)
+    assert torch.equal(linear(given[1:2])[0], found[1])
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).parents[1] / "support" / "compile_launches.py"
 @pytest.mark.parametrize("capability", SHARED_MEMORY)
 def test_kernels_fit(capability):
     run = subprocess.run(
-        [sys.executable, SCRIPT, str(capability)],
+        [sys.executable, SCRIPT, str(capability), str(SHARED_MEMORY[capability])],
         env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,

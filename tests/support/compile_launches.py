@@ -1,9 +1,9 @@
 """Compiles the kernels that a step launches, for GPUs that need not be there, and prints the shared memory of each.
 
-    TRITON_INTERPRET=0 python tests/support/compile_launches.py CAPABILITY
+    TRITON_INTERPRET=0 python tests/support/compile_launches.py CAPABILITY MEMORY
 
-Layers of real sizes are run on the CPU with launches that are written down and not made. Prints the bytes of
-each, by operation and kernel.
+MEMORY are the bytes that a program may have there. Layers of real sizes are run on the CPU with launches that are
+written down and not made. Prints the bytes of each, by operation and kernel.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ sys.path[:0] = [str(TESTS), str(TESTS / "ops"), str(TESTS / "support")]
 
 from headlong.ops import triton_launch  # noqa: E402
 
-CAPABILITY = int(sys.argv[1])
+CAPABILITY, MEMORY = map(int, sys.argv[1:])
 # Before anybody asks for them.
 triton_launch.CONVERTS_E4M3 = tl.constexpr(CAPABILITY >= 89)
 triton_launch.HAS_PDL = tl.constexpr(CAPABILITY >= 90)
@@ -37,6 +37,7 @@ import test_triton_attention as attention  # noqa: E402
 import test_triton_delta_net as delta_net  # noqa: E402
 import test_triton_moe as moe  # noqa: E402
 
+from headlong.ops.compressed_attention import triton as compressed_attention  # noqa: E402
 from headlong.ops.compressed_attention.triton import TritonCompressedAttention  # noqa: E402
 from headlong.ops.compressed_attention.weights import CompressedAttentionWeights  # noqa: E402
 from headlong.ops.compressor.triton import TritonCompressor  # noqa: E402
@@ -53,6 +54,7 @@ from headlong.ops.triton_step import TritonStep  # noqa: E402
 from headlong.types import Rows  # noqa: E402
 from support.ragged import Share, plan_rows  # noqa: E402
 
+compressed_attention.shared_memory = lambda _device: MEMORY
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")
 POINTERS = {
     torch.float64: "*fp64", torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16",
@@ -171,7 +173,7 @@ def record_deepseek_v4() -> None:
     for ratio, on_pages in ((0, True), (0, False), (4, False), (128, False)):
         weights = CompressedAttentionWeights(heads, dim, 128, ratio, 1e-6, none, zeros(heads), rope, on_pages)
         net, chosen = TritonCompressedAttention(weights, torch.bfloat16), zeros(4, 512, dtype=torch.int32)
-        window = zeros(9, 64, dim).bfloat16() if on_pages else zeros(2, 131, dim).bfloat16()
+        window = zeros(9, 64, dim).bfloat16() if on_pages else zeros(2, 131, dim)
         entries = zeros(9, -(-64 // ratio), dim).bfloat16() if ratio else None
         with recorded(f"windows and entries of {ratio}"):
             queries = zeros(4, heads * dim)

@@ -27,8 +27,8 @@ from headlong.types import Draft, Plan, Request, RowPlan, Verdict
 CPU = torch.device("cpu")
 
 
-def load(folder: Path, dtype: str = "float32", **options: Any) -> Built:
-    return build(survey(Checkpoint.open(folder), EngineConfig(dtype=dtype, **options)), device=CPU)
+def load(folder: Path, dtype: str = "float32", *, device: torch.device = CPU, **options: Any) -> Built:
+    return build(survey(Checkpoint.open(folder), EngineConfig(dtype=dtype, **options)), device=device)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,9 @@ class Driver:
     def __init__(
         self, built: Built, *, max_rows: int = 4, page_size: int = 16, context: int = 512, drafts: int = 8
     ) -> None:
+        self.device = built.ops.device
         config = EngineConfig(
+            device=self.device.type,
             max_rows=max_rows,
             page_size=page_size,
             cache_tokens=max_rows * context,
@@ -166,12 +168,12 @@ class Driver:
             ),
         )
 
-    @staticmethod
-    def _draft(parts: tuple[Part, ...], depth: int) -> Draft | None:
+    def _draft(self, parts: tuple[Part, ...], depth: int) -> Draft | None:
         if not depth:
             return None
         rows = [part.drafts if isinstance(part, Decode) else () for part in parts]
-        return Draft(torch.tensor([[*row, *([0] * (depth - len(row)))] for row in rows]))
+        padded = [[*row, *([0] * (depth - len(row)))] for row in rows]
+        return Draft(torch.tensor(padded, device=self.device))
 
     def _verdict(self, parts: tuple[Part, ...], plan: Plan) -> Verdict:
         """Says of every row that its script stands; past the accepted drafts there is noise."""
@@ -192,7 +194,8 @@ class Driver:
             flat.extend([*tokens, *([1] * (row.num_drafts - count))])
             emitted.append(tuple(tokens))
         none = tuple(() for _ in parts)
-        return Verdict(torch.tensor(flat, dtype=torch.long), tuple(accepted), tuple(emitted), none, none)
+        tokens_L = torch.tensor(flat, dtype=torch.long, device=self.device)
+        return Verdict(tokens_L, tuple(accepted), tuple(emitted), none, none)
 
 
 def _depth(part: Part) -> int:

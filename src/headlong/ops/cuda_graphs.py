@@ -5,9 +5,11 @@ is first seen, which also compiles the kernels it needs, and captured when it co
 captured, everything is computed eagerly. Knows nothing of what is computed.
 """
 
+import gc
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -68,7 +70,7 @@ class CudaGraphs:
         torch.cuda.synchronize()
         cuda_graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(cuda_graph, pool=self._pool):
+            with _without_collection(), torch.cuda.graph(cuda_graph, pool=self._pool):
                 outputs = tuple(function(inputs))
         except (RuntimeError, torch.OutOfMemoryError) as error:
             log.warning("steps are not captured as CUDA graphs any more, and take longer: %s", error)
@@ -86,6 +88,19 @@ class CudaGraphs:
         self._graphs[key] = graph
         if len(self._graphs) > MAX_GRAPHS:
             self._graphs.popitem(last=False)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Keeps Python from collecting garbage meanwhile: that may hold another engine's graphs, which cannot be freed
+    during a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _if_on_host(tensor: Tensor) -> Tensor | None:

@@ -22,6 +22,7 @@ from headlong.ops.draw.triton import draw
 from headlong.ops.draw.triton_sample import sample
 from headlong.ops.gated_attention.reference import GatedAttentionWeights
 from headlong.ops.gated_attention.triton import TritonGatedAttention
+from headlong.ops.grouped_linear.triton import TritonGroupedLinear
 from headlong.ops.hyper_connection.triton import TritonCollapse, TritonHyperConnection
 from headlong.ops.hyper_connection.weights import HyperWeights
 from headlong.ops.indexer.triton import TritonIndexer
@@ -33,6 +34,7 @@ from headlong.ops.interfaces import (
     DeltaNet,
     Experts,
     GatedAttention,
+    GroupedLinear,
     HyperConnection,
     Indexer,
     LatentAttention,
@@ -105,6 +107,13 @@ class TritonBackend(ReferenceBackend):
         projection = TritonProjection(weights, order, bias, gates, self.dtype)
         self._multiplied_in.add(projection.dtype)
         return projection
+
+    def grouped_linear(self, weight: Weight, groups: int) -> GroupedLinear:
+        made = TritonGroupedLinear.load(weight, groups, self.dtype) if _refusal([weight]) is None else None
+        if made is None:
+            return super().grouped_linear(weight, groups)
+        self._multiplied_in.add(made.dtype)
+        return made
 
     def experts(self, weights: MoeWeights) -> Experts:
         made = TritonExperts.load(weights, self.dtype)

@@ -15,18 +15,22 @@ from headlong.ops.compressed_attention.triton_kernels import (
 from headlong.ops.compressed_attention.weights import CompressedAttentionWeights
 from headlong.ops.compressor.triton import keep
 from headlong.ops.gated_attention.triton import MAX_PARTS
+from headlong.ops.linear.triton_weight import shared_memory
 from headlong.ops.prepared import PreparedStep
 from headlong.ops.rope.reference import Angles
 from headlong.ops.rope.triton_pairs import turn_args
 from headlong.ops.triton_launch import LAUNCH_OPTIONS
 from headlong.ops.triton_step import TritonStep
 
-SPLIT, KEYS, HEADS = 128, 32, 32
+SPLIT, KEYS, HEADS = 64, 32, 16
 """The keys of a split (SPLIT), those that are attended to at a time (BLOCK_P), and the heads of a tile (BLOCK_H)."""
+FEW_KEYS, MANY_KEYS_TAKE = 16, 113 << 10
+"""The keys at a time where a program has less shared memory than so many take: those of rings are float32."""
 
 
 class TritonCompressedAttention:
-    """The core of one layer. Keys are multiplied in the window's dtype, into float32."""
+    """The core of one layer. Keys are multiplied in the window's dtype or that of the result, whichever is narrower,
+    into float32: rings are float32 whatever the model computes in."""
 
     name = "triton"
 
@@ -51,12 +55,13 @@ class TritonCompressedAttention:
         """Returns [N, heads · head_dim], the rotary part of each head turned back, and writes the tokens' keys."""
         assert isinstance(step, TritonStep)
         w, count = self.weights, len(queries)
-        prepared = window.new_empty(count, w.num_heads, w.head_dim)
-        keys = window.new_empty(count, w.head_dim)
+        keys = self._empty_keys(count, window)
+        prepared = keys.new_empty(count, w.num_heads, w.head_dim)
         self._prepare(queries, given, prepared, keys, angles, first_head=0)
         out = torch.empty(count, w.num_heads, w.head_dim, dtype=self.dtype, device=window.device)
         num_entries = step.longest // w.ratio if w.ratio and entries is not None else 0
         num_chosen = num_entries if chosen_NK is None else chosen_NK.shape[1]
+        block_p = KEYS if shared_memory(window.device) >= MANY_KEYS_TAKE else FEW_KEYS
         num_splits = triton.cdiv(w.window, SPLIT) + triton.cdiv(num_chosen, SPLIT)
         most = max(1, MAX_PARTS // (num_splits * w.num_heads * w.head_dim))
         for first in range(0, count, most):
@@ -71,8 +76,8 @@ class TritonCompressedAttention:
                 step.position_N, step.pages_RP, step.pages_RP.stride(0), first, num_chosen, num_splits,
                 HEADS=w.num_heads, DIM=w.head_dim, WINDOW=w.window, LENGTH=window.shape[1], WIDTH=window.shape[2],
                 ON_PAGES=w.on_pages, RATIO=w.ratio if num_entries else 0, PAGE_SIZE=step.page_size,
-                PER_PAGE=1 if entries is None else entries.shape[1], SPLIT=SPLIT, BLOCK_H=HEADS, BLOCK_P=KEYS,
-                BLOCK_D=self._block_d, num_warps=8, num_stages=2, **LAUNCH_OPTIONS,
+                PER_PAGE=1 if entries is None else entries.shape[1], SPLIT=SPLIT, BLOCK_H=HEADS, BLOCK_P=block_p,
+                BLOCK_D=self._block_d, num_warps=8, num_stages=2 if keys.element_size() < 4 else 1, **LAUNCH_OPTIONS,
             )  # fmt: skip
             combine_kernel[tokens, w.num_heads](
                 maxima, totals, sums, self._sinks, out, step.position_N, first, num_chosen, num_splits,
@@ -86,9 +91,14 @@ class TritonCompressedAttention:
     def write(self, given: Tensor, window: Tensor, angles: Angles, step: PreparedStep) -> None:
         """Writes the tokens' keys, and computes nothing else."""
         assert isinstance(step, TritonStep)
-        keys = window.new_empty(len(given), self.weights.head_dim)
+        keys = self._empty_keys(len(given), window)
         self._prepare(given, given, keys, keys, angles, self.weights.num_heads)
         self._keep(keys, window, step)
+
+    def _empty_keys(self, count: int, window: Tensor) -> Tensor:
+        """Room for keys as they are multiplied, and kept: those of this step have the bits of those that are found."""
+        dtype = min(window.dtype, self.dtype, key=lambda dtype: dtype.itemsize)
+        return torch.empty(count, self.weights.head_dim, dtype=dtype, device=window.device)
 
     def _prepare(
         self, queries: Tensor, given: Tensor, prepared: Tensor, keys: Tensor, angles: Angles, first_head: int

@@ -123,7 +123,8 @@ def attend_kernel(
             new_ptrs = keys_ptr + (token + place_P - position)[:, None] * DIM + d[None, :]
             keys_PD = tl.load(new_ptrs, mask=is_new_P[:, None] & mask_D[None, :], other=0.0)
             is_old_PD = (exists_P & (place_P < start))[:, None] & mask_D[None, :]
-            keys_PD += tl.load(window_ptr + old_P[:, None] + d[None, :], mask=is_old_PD, other=0.0)
+            old_PD = tl.load(window_ptr + old_P[:, None] + d[None, :], mask=is_old_PD, other=0.0)
+            keys_PD += old_PD.to(q_HD.dtype)
             max_H, total_H, sum_HD = _joined(q_HD, keys_PD, exists_P, max_H, total_H, sum_HD)
     elif RATIO > 0:
         ended = (position + 1) // RATIO

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from headlong.ops.linear.linear import Linear, Shard
 from headlong.quant.format import Weight
+from headlong.quant.plain import PlainWeight
 
 
 class ReferenceEmbedding:
@@ -18,16 +19,18 @@ class ReferenceEmbedding:
     def __init__(self, weight: Weight, dtype: torch.dtype) -> None:
         self.weight = weight
         self.dtype = dtype
+        self._rows = weight.weight_OD if isinstance(weight, PlainWeight) else weight
 
     @property
     def asks_host(self) -> bool:
-        """Whether the host has to know which rows are wanted, as it does for a packed table."""
-        return not isinstance(self.weight, Tensor)
+        """Whether the host has to know which rows are wanted, as it does for a packed table; floats of another dtype
+        than is computed in are none."""
+        return not isinstance(self._rows, Tensor)
 
     def __call__(self, tokens_N: Tensor) -> Tensor:
-        if isinstance(self.weight, Tensor):
-            return F.embedding(tokens_N, self.weight).to(self.dtype)
-        return self.weight.dequantize_rows(tokens_N).to(self.dtype)
+        if isinstance(self._rows, Tensor):
+            return F.embedding(tokens_N, self._rows).to(self.dtype)
+        return self._rows.dequantize_rows(tokens_N).to(self.dtype)
 
     def lm_head(self, make: Callable[[Weight], Linear]) -> Linear:
         return make(self.weight)

@@ -19,7 +19,7 @@ from headlong.ops.cuda.driver import DriverError
 from headlong.ops.cuda.nvrtc import CompileError
 from headlong.ops.linear.cuda_gemm import BLOCK_OUTS, SPLIT_TILE, Variant, launch
 from headlong.ops.linear.triton_block_m import NUM_INS, NUM_OUTS, REFERENCE_BLOCK_M, random_weight
-from headlong.ops.linear.triton_split_k import PROMPT_TOKENS, gated_gemm, gemm
+from headlong.ops.linear.triton_split_k import gated_gemm, gemm
 from headlong.ops.linear.triton_unpack import E4M3, FLOAT
 from headlong.ops.linear.triton_weight import GemmWeight, WeightLayout, multiprocessors_of
 from headlong.ops.norm.normed import PartialNorm
@@ -27,6 +27,8 @@ from headlong.ops.norm.triton import inverse_norm, load_squares, norm_args
 from headlong.ops.triton_launch import CAPABILITY, LAUNCH_OPTIONS, launch_dependents_and_wait
 
 log = logging.getLogger(__name__)
+LEAST_TOKENS = 256
+"""The fewest tokens that it is quicker for: a decode step of 64 rows with three drafts each, too."""
 WIDTHS = {FLOAT: {128: 1.155, 160: 1.084, 192: 1.0}, E4M3: {96: 1.06, 112: 1.0}}
 """The tokens that a block may take, and the time of one of them, relative to the others: measured on an H200."""
 TRIED_TOKENS = 200
@@ -36,7 +38,7 @@ TRIED_TOKENS = 200
 def serves(weight: GemmWeight, num_tokens: int, *, gated: torch.dtype | None = None) -> bool:
     """Whether the kernel multiplies this weight by so many tokens; and by `gated` makes silu(gate) · up of the sums, in
     this dtype."""
-    if CAPABILITY != (9, 0) or num_tokens < PROMPT_TOKENS or not _fits(weight):
+    if CAPABILITY != (9, 0) or num_tokens < LEAST_TOKENS or not _fits(weight):
         return False
     if gated is not None and (
         weight.num_outs % (2 * SPLIT_TILE) or gated not in (torch.bfloat16, torch.float32)

@@ -217,7 +217,7 @@ def gemm_split(
     steps_per_tile, steps_per_split, total_steps, stride_out,
     DTYPE: tl.constexpr, LAYOUT: tl.constexpr, EVEN_K: tl.constexpr,
     SPLIT_K: tl.constexpr, PARTS: tl.constexpr, INPUTS_READY: tl.constexpr, BLOCK_SQUARES: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr, GROUPS: tl.constexpr = 1,
 ):  # fmt: skip
     """One split of the GEMM, as `gemm_kernel` describes it."""
     INTERLEAVE: tl.constexpr = LAYOUT.interleave
@@ -226,7 +226,7 @@ def gemm_split(
     first = split * steps_per_split
     last = tl.minimum(first + steps_per_split, total_steps)
     column_K = tl.arange(0, BLOCK_K)
-    x_ptrs_KM = x_ptr + token_M.to(tl.int64)[None, :] * num_ins + column_K[:, None]
+    x_ptrs_KM = x_ptr + token_M.to(tl.int64)[None, :] * (GROUPS * num_ins) + column_K[:, None]
     # A gate and the up it belongs to lie side by side in a tile.
     part_outs, row_N = num_outs // PARTS, tl.arange(0, BLOCK_N)
     for tile in range(first // steps_per_tile, (last - 1) // steps_per_tile + 1):
@@ -237,13 +237,16 @@ def gemm_split(
         code_ptrs_NK = (
             codes_ptr + code_offsets(outs_N, stride_codes, INTERLEAVE, BLOCK_K)[:, None] + column_K[None, :]
         )
+        tile_ptrs_KM = x_ptrs_KM
+        if GROUPS > 1:
+            tile_ptrs_KM += tile * BLOCK_N // (num_outs // GROUPS) * num_ins
         acc_NM = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         begin = tl.maximum(first - tile * steps_per_tile, 0)
         end = tl.minimum(last - tile * steps_per_tile, steps_per_tile)
         for step in range(begin, end):
             codes_NK = load_codes(code_ptrs_NK, step, column_K, num_ins, LAYOUT, EVEN_K, BLOCK_K)
             acc_NM = gemm_step(
-                acc_NM, x_ptrs_KM + (0 if INPUTS_READY else zero_after_previous_kernel(step)), codes_NK,
+                acc_NM, tile_ptrs_KM + (0 if INPUTS_READY else zero_after_previous_kernel(step)), codes_NK,
                 scales_ptr, offsets_ptr, outs_N, is_token_M, step, num_outs, num_ins, stride_scales,
                 DTYPE, LAYOUT, EVEN_K, BLOCK_N, BLOCK_K, BLOCK_M,
             )  # fmt: skip
@@ -279,12 +282,13 @@ def gemm_kernel(
     steps_per_tile, steps_per_split, total_steps, stride_out,
     DTYPE: tl.constexpr, LAYOUT: tl.constexpr, EVEN_K: tl.constexpr,
     SPLIT_K: tl.constexpr, PARTS: tl.constexpr, INPUTS_READY: tl.constexpr, BLOCK_SQUARES: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr, GROUPS: tl.constexpr = 1,
 ):  # fmt: skip
     """A program multiplies BLOCK_M tokens with its split of the steps. With SPLIT_K it stores partial sums, without
     it the epilogue's result. Two PARTS mean that the first half of the outputs are gates of the second half, and
     silu(gate) · up is stored. LAYOUT is a `CodeLayout`, DTYPE what is multiplied in, and EVEN_K says that steps end
-    where the inputs end.
+    where the inputs end. Outputs may fall into GROUPS of whole tiles, each with `num_ins` inputs of its own, which lie
+    one group after the other.
 
     INPUTS_READY promises that the inputs were written before the kernel before this one began, that the kernel before
     waited before it launched its dependents, and that this kernel's output overlaps nothing that is still in use.
@@ -297,7 +301,7 @@ def gemm_kernel(
         bias_ptr, residual_ptr, columns_ptr, squares_ptr, norm_eps, num_squares,
         num_tokens, num_outs, num_ins, stride_codes, stride_scales,
         steps_per_tile, steps_per_split, total_steps, stride_out,
-        DTYPE, LAYOUT, EVEN_K, SPLIT_K, PARTS, INPUTS_READY, BLOCK_SQUARES, BLOCK_N, BLOCK_K, BLOCK_M,
+        DTYPE, LAYOUT, EVEN_K, SPLIT_K, PARTS, INPUTS_READY, BLOCK_SQUARES, BLOCK_N, BLOCK_K, BLOCK_M, GROUPS,
     )  # fmt: skip
     if INPUTS_READY:
         last = tl.program_id(0) == tl.num_programs(0) - 1

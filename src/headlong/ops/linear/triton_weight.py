@@ -180,6 +180,8 @@ class GemmWeight:
     row_scales_O: Tensor | None
     columns_O: Tensor | None
     """Which columns of a result the outputs are, if not all of them in order."""
+    groups: int = 1
+    """The groups that outputs fall into, each of which has `num_ins` inputs of its own."""
 
     @cached_property
     def config(self) -> GemmConfig:
@@ -263,7 +265,7 @@ class GemmWeight:
     ) -> None:  # fmt: skip
         gemm_kernel[triton.cdiv(len(x_ND), block_m), self.num_splits](
             x_ND, out_ptr=out, bias_ptr=bias, residual_ptr=residual_NO, columns_ptr=columns_O, stride_out=stride_out,
-            SPLIT_K=split_k, PARTS=parts, INPUTS_READY=inputs_ready, **norm_args(partial_norm),
+            SPLIT_K=split_k, PARTS=parts, INPUTS_READY=inputs_ready, GROUPS=self.groups, **norm_args(partial_norm),
             **self.kernel_args(len(x_ND), block_m), **self.launch_options(block_m),
         )  # fmt: skip
 
