@@ -15,7 +15,7 @@ from headlong.state.specs import conv_span
 from headlong.state.state import State
 from headlong.types import Batch, Draft, Plan, RowPlan, Rows
 
-MAX_CAPTURED = 256
+MAX_CAPTURED = 512
 """The most tokens of a step that is captured as a CUDA graph. Prompts come in too many lengths."""
 
 

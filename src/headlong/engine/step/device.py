@@ -26,7 +26,7 @@ from headlong.speculate.proposer import DeviceDrafter
 from headlong.state.row_table import RowTable
 from headlong.state.state import State
 
-MAX_TOKENS = 256
+MAX_TOKENS = 512
 """The most tokens of one step."""
 
 

@@ -16,7 +16,7 @@ _TYPES = {torch.int16: 1, torch.float16: 6, torch.float32: 7, torch.bfloat16: 9}
 """CUtensorMapDataType: whole numbers of 16 bits, and floats."""
 
 
-class DriverError(Exception):
+class DriverError(RuntimeError):
     """A call of the driver failed; the message says which, and its status."""
 
 

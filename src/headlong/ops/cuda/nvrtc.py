@@ -12,7 +12,7 @@ from tempfile import NamedTemporaryFile
 from headlong.env import cache_folder
 
 
-class CompileError(Exception):
+class CompileError(RuntimeError):
     """The library is not there, or refused the source; the message is its log."""
 
 
