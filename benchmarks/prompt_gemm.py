@@ -21,7 +21,7 @@ from headlong.ops.linear.prompt_gemm import WIDTHS
 from headlong.ops.linear.triton import TritonLinear
 from headlong.ops.linear.triton_unpack import E4M3, FLOAT
 from headlong.ops.linear.triton_weight import GemmWeight
-from random_weights import RandomWeights
+from random_weights import Packing, RandomWeights
 
 CUDA = torch.device("cuda")
 SHAPES = "34816x5120g,5120x17408,10240x5120,8192x5120,6144x5120,5120x6144"
@@ -43,7 +43,9 @@ def milliseconds(work: Callable[[], object], repeats: int = 10) -> float:
 
 def made(outs: int, ins: int, *, fp8: bool) -> tuple[GemmWeight, torch.Tensor]:
     """A random weight, and what it is in bfloat16."""
-    weight = RandomWeights(torch.bfloat16, CUDA, fp8=fp8).matrix("layers.0.weight", outs, ins)
+    weight = RandomWeights(torch.bfloat16, CUDA, Packing("fp8", "fp8") if fp8 else Packing()).matrix(
+        "layers.0.weight", outs, ins
+    )
     (laid,) = TritonLinear([weight]).weights
     return laid, weight if isinstance(weight, torch.Tensor) else weight.dequantize(0, outs).to(torch.bfloat16)
 
