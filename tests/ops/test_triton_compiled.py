@@ -129,12 +129,19 @@ found["epilogue of two"] = machine_code(
     paired.paired_epilogue_kernel, {**of_sums, "float_partials_ptr": "*fp32", "float_columns_ptr": "*i32"},
     bias_ptr=None, **evenly, FLOAT_BLOCK_N=64, FLOAT_NUM_PARTIALS=8, FLOAT_EVEN_SPLITS=True, BLOCK=256,
 )
-given = ("projected", "windows", "inputs", "drafts", "norm_weight", "found", "gates", "out", "squares")
+sizes = {"KEY_HEADS": 4, "H": 8, "D": 128, "E": 128, "V": 132, "TAPS": 4, "WINDOW": 8, "MAX_DRAFTS": 4, "TILED": False}
+given = ("projected", "windows", "keys", "values", "drafts", "norm_weight", "found", "gates", "out", "squares")
 found["epilogue of gates"] = machine_code(
-    delta_net.gated_norm_kernel, {**{n + "_ptr": "*fp32" for n in given}, "rows_ptr": "*i32"}, {"num_warps": 1},
-    **evenly,
-    KEY_HEADS=4, H=8, D=128, E=128, TAPS=4, WINDOW=8, MAX_DRAFTS=4, PARTS=4, POW_E=128, POW_X=512, POW_W=8, BLOCK_C=64,
+    delta_net.gated_norm_kernel, {**{n + "_ptr": "*fp32" for n in given}, "rows_ptr": "*i32"}, {"num_warps": 4},
+    **evenly, **sizes, PARTS=4, HEADS=4, POW_E=128, POW_X=512, POW_W=8, BLOCK_C=64,
 )
+given = ("projected", "windows", "conv", "rate", "dt_bias", "keys", "values", "state", "drafts", "found")
+for columns in (8, 16):
+    found[f"delta rule {columns}"] = machine_code(
+        delta_net.delta_rule_kernel, {**{n + "_ptr": "*fp32" for n in given}, "rows_ptr": "*i32"}, {"num_warps": 1},
+        **sizes, FIND_INPUTS=False, QK_EPS=1e-6, POW_D=128, LANES=8, COLUMNS=columns, NEIGHBOURS=columns // 4,
+        AT_ONCE=4,
+    )
 counted = {"counts": "*i32", "weights": "*i64", "numbers": "*i32", "orders": "*i64"}
 cuts = {"filters": "*fp64", "keys": "*i64", "cuts": "*i64", "floors": "*fp64", "indices": "*i32"}
 given = {"logits": "*fp32", "maxima": "*fp32", "leasts": "*fp32", **counted, **cuts}
@@ -270,6 +277,21 @@ def programs() -> dict[str, str]:
     return told_by(COMPILE)
 
 
+def loops_of(program: str) -> list[str]:
+    """The instructions of innermost loops, a line each."""
+    found = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", program)
+    lines, at = [text for _, text in found], {int(place, 16): line for line, (place, _) in enumerate(found)}
+    jumps = [(line, re.search(r"BRA.* 0x([0-9a-f]+)", text)) for line, text in enumerate(lines)]
+    spans = [(at[int(jump[1], 16)], line) for line, jump in jumps if jump and int(jump[1], 16) in at]
+    spans = [(begin, end) for begin, end in spans if begin < end]
+    inner = [
+        one
+        for one in spans
+        if not any(other != one and one[0] <= other[0] < other[1] <= one[1] for other in spans)
+    ]
+    return ["\n".join(lines[begin : end + 1]) for begin, end in inner]
+
+
 def order(program: str, *wanted: str) -> list[str]:
     """From the first instruction to the last."""
     found = re.findall("|".join(map(re.escape, WRITTEN)), program)
@@ -324,6 +346,17 @@ def test_epilogues_ask_for_all_before_they_wait_for_any(programs, what):
         way = way[: way.index("EXIT")]  # behind that is what the other way does before it waits
         first = re.search("BAR.SYNC|STS", way)
         assert first is not None and "LDG" in way and "LDG" not in way[first.start() :]
+
+
+@pytest.mark.parametrize("columns", [8, 16])
+def test_the_delta_rule_waits_for_no_memory(programs, columns):
+    """What tokens bring is copied ahead and read as lanes hold S; eight lanes add a column's sums in three turns."""
+    loops = loops_of(programs[f"delta rule {columns}"])
+    long = max(loops, key=lambda loop: loop.count("FFMA") if "LDGSTS" in loop else 0)
+    tokens = 4
+    assert "LDGSTS" in long and not re.search(r"\bLDG\b|STSM|\bSTL\b|\bLDL\b", long)
+    assert long.count("SHFL.BFLY") == tokens * 2 * 3 * columns // 4
+    assert len(long.splitlines()) < tokens * (64 + 24 * columns)  # 16 are the arithmetic of a column
 
 
 @pytest.mark.parametrize("kernel", ["_maxima", "_count", "_list", "_cut", "_draw_of_part"])

@@ -188,6 +188,22 @@ def test_one_pass_of_a_whole_prompt():
     assert torch.equal(whole[2][1:-1, :PAST], apart[2][1:-1, :PAST])
 
 
+@pytest.mark.parametrize("sizes", [(1, 2, 32, 16), *SIZES[5:]], ids=str)
+def test_prompts_have_the_same_bits_however_programs_are_cut(monkeypatch, sizes):
+    """Fewer columns to a program and several tokens to a turn, or not."""
+    sequence, steps = draw_sequences(sizes)[0][:6], [[Share(0, 0, 4)], [Share(0, 4, 1)]]
+    ways = [{"schedulers": 10**6}, {"schedulers": 0}, {"MANY_OF_A_ROW": 10**6}]
+    found = []
+    for way in ways:
+        net = TritonDeltaNet(on_device(sizes))
+        monkeypatch.setattr(op, "MANY_OF_A_ROW", way.get("MANY_OF_A_ROW", 3))
+        net.schedulers = way.get("schedulers", 0)
+        found.append((net.tile(4, 1), snapshots(net, [sequence], steps)))
+    assert [(tile["COLUMNS"], tile["AT_ONCE"]) for tile, _ in found] == [(8, 4), (16, 4), (16, 1)]
+    for _, snapshot in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(snapshot, found[0][1], strict=True))
+
+
 @pytest.mark.parametrize("sizes", SIZES[2:], ids=str)
 def test_rejected_drafts_leave_memory_and_window_as_they_were(sizes):
     """Drafts of which nothing stands, or none at all: the next step cannot tell them apart."""
