@@ -144,7 +144,7 @@ class TritonGatedAttention:
             step.pages_RP.stride(0), num_rows, **(WHOLE_SUMS if gates is None else gates.args), all_tokens=num_tokens,
             **self.heads, **shape, FIRST_SPLIT=FIRST_SPLIT, SPLITS_PER_SIZE=SPLITS_PER_SIZE, BLOCK_R=BLOCK_R,
             TILE_TOKENS=tokens, BLOCK_M=WALKING_QUERIES, BLOCK_P=_positions(keys), BLOCK_E=columns, WINDOW=w.window,
-            sinks_ptr=self.sinks_H, num_warps=8, num_stages=2, **LAUNCH_OPTIONS,
+            sinks_ptr=self.sinks_H, num_warps=8, num_stages=3, **LAUNCH_OPTIONS,
         )  # fmt: skip
 
     def split(

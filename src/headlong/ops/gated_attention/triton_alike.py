@@ -5,17 +5,15 @@ add in the same order and precision. So it is tried once for each kind of layer,
 """
 
 import logging
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from headlong.ops.gated_attention.reference import GatedAttentionWeights
 from headlong.ops.linear.triton_split_k import PartialSums
 from headlong.ops.triton_step import TritonStep
 from headlong.types import Rows
-
-if TYPE_CHECKING:
-    from headlong.ops.gated_attention.triton import TritonGatedAttention
 
 log = logging.getLogger(__name__)
 KNOWN, TOKENS = 100, 300
@@ -23,8 +21,24 @@ KNOWN, TOKENS = 100, 300
 _alike: dict[object, bool] = {}
 
 
-def walks_alike(net: "TritonGatedAttention", keys: Tensor, gates: PartialSums | None) -> bool:
-    """`gates` are such as the layer has, of any numbers."""
+class WalksOrSplits(Protocol):
+    """A layer's core: both of its ways take queries, keys, values, gates, the result and the step."""
+
+    weights: GatedAttentionWeights
+    dtype: torch.dtype
+
+    def walk(
+        self, queries: Tensor, keys: Tensor, values: Tensor, gates: PartialSums | None, out: Tensor, step: TritonStep
+    ) -> None: ...  # fmt: skip
+
+    def split(
+        self, queries: Tensor, keys: Tensor, values: Tensor, gates: PartialSums | None, out: Tensor, step: TritonStep
+    ) -> None: ...  # fmt: skip
+
+
+def walks_alike(net: WalksOrSplits, keys: Tensor, gates: PartialSums | None) -> bool:
+    """Returns whether they have the same bits, which is tried once. `gates` are such as the layer has, of any
+    numbers."""
     w = net.weights
     key = (
         w.num_heads, w.num_kv_heads, w.head_dim, w.window, w.sinks_H is None, gates is None, net.dtype, keys.dtype,
@@ -37,7 +51,7 @@ def walks_alike(net: "TritonGatedAttention", keys: Tensor, gates: PartialSums | 
     return _alike[key]
 
 
-def _try(net: "TritonGatedAttention", keys: Tensor, gates: PartialSums | None) -> bool:
+def _try(net: WalksOrSplits, keys: Tensor, gates: PartialSums | None) -> bool:
     w, page_size, device = net.weights, keys.shape[2], keys.device
     generator = torch.Generator(device).manual_seed(0)
 

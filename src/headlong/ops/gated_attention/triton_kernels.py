@@ -178,8 +178,8 @@ def add_block(
 
 @triton.jit
 def fades(maximum, split_maximum):
-    """By what to multiply what was added so far, and a split's numbers, so that both are relative to the larger of the
-    two maxima; and that maximum."""
+    """Computes what the numbers added so far, and those of a split, are multiplied with, so that both are relative to
+    the larger of their maxima; and that maximum."""
     new_maximum = tl.maximum(maximum, split_maximum)
     base = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
     return tl.exp2(maximum - base), tl.exp2(split_maximum - base), new_maximum
