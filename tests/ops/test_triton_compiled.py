@@ -23,6 +23,7 @@ triton_launch.HAS_PDL = tl.constexpr(True)
 from headlong.ops.delta_net import triton_kernels as delta_net
 from headlong.ops.draw import triton_sample as sampling
 from headlong.ops.gated_attention import triton_kernels as gated_attention
+from headlong.ops.gated_attention import triton_walk
 from headlong.ops.latent_attention import triton_kernels as latent_attention
 from headlong.ops.linear import triton_paired as paired
 from headlong.ops.linear import triton_gemm as linear
@@ -196,6 +197,16 @@ for name in ("attend", "combine"):
         kernel, {n + "_ptr": t for n, t in given.items() if n + "_ptr" in kernel.arg_names},
         **{n: size for n, size in sizes.items() if n in kernel.arg_names},
     )
+sizes |= {"HEADS": 24, "KV_HEADS": 4, "HEAD_DIM": 256, "WIDTH": 256, "BLOCK_D": 256, "WINDOW": None}
+sizes |= {"TILE_TOKENS": 21, "BLOCK_M": 128, "BLOCK_P": 64, "BLOCK_E": 128, "sinks_ptr": None}
+del sizes["gates_ptr"], given["sinks"]
+given |= {"gates": "*fp32", "out": "*bf16"}
+kernel = triton_walk.walk_kernel
+given = {n + "_ptr": t for n, t in given.items() if n + "_ptr" in kernel.arg_names}
+found["walk"] = compiled(
+    kernel, given, {"num_warps": 8, "num_stages": 2},
+    **{n: size for n, size in sizes.items() if n in kernel.arg_names},
+)
 json.dump(found, sys.stdout)
 """
 SMALLER = """
@@ -397,6 +408,15 @@ def test_latent_attention_compiles(programs, kernel):
 @pytest.mark.parametrize("kernel", ["attend", "combine"])
 def test_attention_through_a_window_compiles(programs, kernel):
     assert WAIT in order(programs[f"window {kernel}"], WAIT)
+
+
+def test_a_branch_waits_for_the_sums_that_it_uses(programs):
+    """Products of a walk run on while the program does; those whose sums a branch adds must have ended before it."""
+    program = programs["walk"]
+    found = re.findall(r"warp_group_dot_wait|warp_group_dot|scf\.if", program)
+    assert found.count("warp_group_dot") == 3 and found.count("scf.if") == 1
+    assert found[found.index("scf.if") - 1] == "warp_group_dot_wait"
+    assert "wgmma.mma_async" in program and "mma.sync" not in program
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ def test_kernels_fit(capability):
     assert run.returncode == 0, run.stderr[-2000:]
     taken = json.loads(run.stdout)
     kernels = {name.split(":")[1] for name in taken}
+    assert ("walk_kernel" in kernels) == (capability == 90)
     assert {"attend_kernel", "delta_rule_kernel", "grouped_gemm_kernel", "heads_kernel"} <= kernels
     assert {"mix_kernel", "make_kernel", "score_kernel", "list_kernel", "route_kernel"} <= kernels
     assert max(taken.values()) <= SHARED_MEMORY[capability], taken

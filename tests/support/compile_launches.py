@@ -30,6 +30,7 @@ CAPABILITY, MEMORY = map(int, sys.argv[1:])
 # Before anybody asks for them.
 triton_launch.CONVERTS_E4M3 = tl.constexpr(CAPABILITY >= 89)
 triton_launch.HAS_PDL = tl.constexpr(CAPABILITY >= 90)
+triton_launch.HAS_WGMMA = CAPABILITY // 10 == 9
 
 import test_latent_attention as latents  # noqa: E402
 import test_routing as routing  # noqa: E402
@@ -108,11 +109,14 @@ def record_attention() -> None:
         ((24, 4, 256), {}), ((32, 8, 128), {}), ((14, 2, 64), {}), ((64, 8, 64), {"window": 128, "sinks_H": sinks_H}),
     ):  # fmt: skip
         weights = replace(attention.make(sizes), **own)
-        cache, tokens = attention.Pages([300], weights, torch.bfloat16, 64), attention.draw([4], weights)[0]
-        with recorded(f"attention {sizes}"):
-            cache.call(
-                "__call__", attention.TritonGatedAttention(weights), tokens.bfloat16(), [Share(0, 200, 4)]
-            )
+        net, cache = (
+            attention.TritonGatedAttention(weights),
+            attention.Pages([900], weights, torch.bfloat16, 64),
+        )
+        for count in (4, 600):  # decoded, and enough to be walked
+            tokens = attention.draw([count], weights)[0]
+            with recorded(f"attention {sizes}"):
+                cache.call("__call__", net, tokens.bfloat16(), [Share(0, 200, count)])
 
 
 def record_latents() -> None:

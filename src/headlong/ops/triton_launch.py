@@ -47,6 +47,8 @@ def _launch_options() -> dict[str, bool]:
 
 CAPABILITY = _capability()
 HAS_PDL = tl.constexpr(CAPABILITY is not None and CAPABILITY >= (9, 0))
+HAS_WGMMA = CAPABILITY is None or CAPABILITY[0] == 9
+"""Whether tiles of 64 rows and more are multiplied by instructions of four warps that leave registers for sums."""
 CONVERTS_E4M3 = tl.constexpr(CAPABILITY is None or CAPABILITY >= (8, 9))
 """Whether the GPU has instructions for e4m3; without them, no kernel may be given numbers of that type."""
 LAUNCH_OPTIONS = _launch_options()

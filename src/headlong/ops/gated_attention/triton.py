@@ -1,22 +1,29 @@
 # pyright: reportCallIssue=false
-"""The attention core on a GPU, in three kernels: prepare, attend by splits of the context, combine.
+"""The attention core on a GPU: prepare, then either attend by splits of the context and combine, or walk.
 
 The keys of one row are read by many programs, each of them a split at fixed positions: short ones where a context
-begins, twice as long with every `SPLITS_PER_SIZE`, so that both short and long contexts fill the device.
+begins, twice as long with every `SPLITS_PER_SIZE`, so that both short and long contexts fill the device. Where there
+are tokens enough to fill it, a program walks all splits instead, in their order: what is left of each need not go
+through memory, and more queries share what is read. Both give a token the same bits.
 """
+
+from collections.abc import Callable
 
 import torch
 import triton
 from torch import Tensor
 
 from headlong.ops.gated_attention.reference import GatedAttentionWeights
+from headlong.ops.gated_attention.triton_alike import walks_alike
 from headlong.ops.gated_attention.triton_kernels import attend_kernel, combine_kernel, prepare_kernel
+from headlong.ops.gated_attention.triton_walk import walk_kernel
 from headlong.ops.linear.linear import Projected
 from headlong.ops.linear.triton_projection import parts_of
 from headlong.ops.linear.triton_split_k import WHOLE_SUMS, PartialSums
+from headlong.ops.linear.triton_weight import multiprocessors_of
 from headlong.ops.prepared import PreparedStep
 from headlong.ops.rope.reference import Angles
-from headlong.ops.triton_launch import LAUNCH_OPTIONS
+from headlong.ops.triton_launch import HAS_WGMMA, LAUNCH_OPTIONS
 from headlong.ops.triton_step import TritonStep
 from headlong.types import Rows
 
@@ -24,12 +31,17 @@ FIRST_SPLIT, SPLITS_PER_SIZE = 128, 64
 """The positions of the shortest splits, a multiple of `POSITIONS`; and how many splits there are of each size."""
 QUERIES = 32
 """The queries of a tile (BLOCK_M), or as many as one token has for one key head."""
-POSITIONS = 32
-"""The positions of the context that are attended to at a time (BLOCK_P)."""
+WALKING_QUERIES, WALKED_COLUMNS, WIDEST_HEAD = 128, 128, 256
+"""The queries of a tile that walks (BLOCK_M), the columns of a head that it sums (BLOCK_E), for whose two sums there
+are registers; and the widest head for whose queries there is memory."""
+WALKED_TOKENS = 16
+"""The tokens that a step's rows must have on average for them to be walked."""
+POSITIONS = 64
+"""The positions of the context that are attended to at a time (BLOCK_P), in 16 bits; of float32, half as many."""
 BLOCK_R = 128
 """The rows of a step that are searched at a time for the one that a tile belongs to."""
-COMBINED_SPLITS, COMBINED_DIM = 32, 64
-"""The splits that are added at a time (BLOCK_S), and the columns of a head that a program adds (BLOCK_D)."""
+COMBINED_SPLITS, COMBINED_DIM = 16, 64
+"""The most splits that are loaded at a time (BLOCK_S), and the columns of a head that a program adds (BLOCK_D)."""
 MAX_PARTS = 1 << 26
 """The most numbers that splits may leave to be combined; longer prompts are attended to in several passes."""
 
@@ -63,13 +75,12 @@ class TritonGatedAttention:
         queries = keys.new_empty(num_tokens, w.num_heads, w.head_dim)
         self._prepare(projection.partial_sums(), queries, keys, values, angles, step, first_head=0)
         out, gates = keys.new_empty(num_tokens, w.num_heads * w.head_dim, dtype=self.dtype), None
-        num_splits = splits_seen(w.window, step.longest)
-        most = max(1, MAX_PARTS // (num_splits * w.num_heads * w.head_dim))
-        for first in range(0, num_tokens, most):
-            count = min(most, num_tokens - first)
-            parts = self._attend(queries, keys, values, step, first, count, num_splits)
-            gates = projection.gates() if first == 0 else gates
-            self._combine(*parts, gates, out, step, first)
+        if self._may_walk(step, keys):
+            gates = projection.gates(inputs_ready=False)
+            if walks_alike(self, keys, gates):
+                self.walk(queries, keys, values, gates, out, step)
+                return out
+        self.split(queries, keys, values, gates or projection.gates, out, step)
         return out
 
     def write(
@@ -104,6 +115,61 @@ class TritonGatedAttention:
             NORMED=norm is not None, num_warps=1, **LAUNCH_OPTIONS,
         )  # fmt: skip
 
+    def _may_walk(self, step: TritonStep, keys: Tensor) -> bool:
+        """Whether so many programs would walk that they fill the device, for rows that bring more than some drafts."""
+        w, num_tokens = self.weights, len(step.row_N)
+        fits = keys.element_size() == 2 and w.head_dim <= WIDEST_HEAD and self.group <= WALKING_QUERIES
+        if not HAS_WGMMA or not fits or num_tokens < WALKED_TOKENS * len(step.table_R6):
+            return False
+        columns = triton.cdiv(w.head_dim, WALKED_COLUMNS)
+        programs = num_tokens // (WALKING_QUERIES // self.group) * w.num_kv_heads * columns
+        return programs >= multiprocessors_of(keys.device)
+
+    def walk(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        gates: PartialSums | None,
+        out: Tensor,
+        step: TritonStep,
+    ) -> None:
+        """Attends to each token's whole context at once."""
+        w, num_rows, num_tokens = self.weights, step.table_R6.shape[0], len(step.row_N)
+        tokens, shape = WALKING_QUERIES // self.group, _cache_shape(keys)
+        columns = min(shape["BLOCK_D"], WALKED_COLUMNS)
+        tiles = (num_tokens + num_rows * (tokens - 1)) // tokens
+        walk_kernel[tiles, w.num_kv_heads, triton.cdiv(w.head_dim, columns)](
+            queries, keys, values, None if gates is None else gates.partials_PNO, out, step.table_R6, step.pages_RP,
+            step.pages_RP.stride(0), num_rows, **(WHOLE_SUMS if gates is None else gates.args), all_tokens=num_tokens,
+            **self.heads, **shape, FIRST_SPLIT=FIRST_SPLIT, SPLITS_PER_SIZE=SPLITS_PER_SIZE, BLOCK_R=BLOCK_R,
+            TILE_TOKENS=tokens, BLOCK_M=WALKING_QUERIES, BLOCK_P=_positions(keys), BLOCK_E=columns, WINDOW=w.window,
+            sinks_ptr=self.sinks_H, num_warps=8, num_stages=3, **LAUNCH_OPTIONS,
+        )  # fmt: skip
+
+    def split(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        gates: PartialSums | Callable[[], PartialSums | None] | None,
+        out: Tensor,
+        step: TritonStep,
+    ) -> None:
+        """Attends to splits of each token's context, and combines them. Gates may be asked for in between, when that
+        is launched which takes its time."""
+        w, num_tokens, num_splits = (
+            self.weights,
+            len(step.row_N),
+            splits_seen(self.weights.window, step.longest),
+        )
+        most = max(1, MAX_PARTS // (num_splits * w.num_heads * w.head_dim))
+        for first in range(0, num_tokens, most):
+            count = min(most, num_tokens - first)
+            parts = self._attend(queries, keys, values, step, first, count, num_splits)
+            gates = gates() if callable(gates) else gates
+            self._combine(*parts, gates, out, step, first)
+
     def _attend(
         self,
         queries: Tensor,
@@ -128,8 +194,8 @@ class TritonGatedAttention:
         attend_kernel[((count + num_rows * (tokens - 1)) // tokens, w.num_kv_heads, programs)](
             queries, keys, values, maxima, totals, sums, step.table_R6, step.pages_RP, step.pages_RP.stride(0), first,
             count, num_rows, num_splits, **self.heads, **_cache_shape(keys), FIRST_SPLIT=FIRST_SPLIT,
-            SPLITS_PER_SIZE=SPLITS_PER_SIZE, BLOCK_R=BLOCK_R, TILE_TOKENS=tokens, BLOCK_M=block_m, BLOCK_P=POSITIONS,
-            WINDOW=w.window, num_warps=4, num_stages=3, **LAUNCH_OPTIONS,
+            SPLITS_PER_SIZE=SPLITS_PER_SIZE, BLOCK_R=BLOCK_R, TILE_TOKENS=tokens, BLOCK_M=block_m,
+            BLOCK_P=_positions(keys), WINDOW=w.window, num_warps=4, num_stages=2, **LAUNCH_OPTIONS,
         )  # fmt: skip
         return maxima, totals, sums
 
@@ -148,8 +214,8 @@ class TritonGatedAttention:
         combine_kernel[(count, w.num_heads, triton.cdiv(w.head_dim, COMBINED_DIM))](
             maxima, totals, sums, None if gates is None else gates.partials_PNO, out, step.position_N, first,
             num_splits, **(WHOLE_SUMS if gates is None else gates.args), HEADS=w.num_heads, HEAD_DIM=w.head_dim,
-            FIRST_SPLIT=FIRST_SPLIT, SPLITS_PER_SIZE=SPLITS_PER_SIZE, BLOCK_S=COMBINED_SPLITS, BLOCK_D=COMBINED_DIM,
-            WINDOW=w.window, sinks_ptr=self.sinks_H, num_warps=4, **LAUNCH_OPTIONS,
+            FIRST_SPLIT=FIRST_SPLIT, SPLITS_PER_SIZE=SPLITS_PER_SIZE, BLOCK_S=combined_at_once(num_splits),
+            BLOCK_D=COMBINED_DIM, WINDOW=w.window, sinks_ptr=self.sinks_H, num_warps=1, **LAUNCH_OPTIONS,
         )  # fmt: skip
 
 
@@ -164,6 +230,15 @@ def splits_seen(window: int | None, longest: int) -> int:
     """The most splits that so many positions, one after the other, may touch in a context of so many."""
     every = split_of(longest - 1) + 1
     return every if window is None else min((window + FIRST_SPLIT - 2) // FIRST_SPLIT + 1, every)
+
+
+def combined_at_once(num_splits: int) -> int:
+    """The splits that are loaded at a time (BLOCK_S)."""
+    return min(COMBINED_SPLITS, triton.next_power_of_2(num_splits))
+
+
+def _positions(keys: Tensor) -> int:
+    return POSITIONS * 2 // max(2, keys.element_size())
 
 
 def _cache_shape(keys: Tensor) -> dict[str, int]:

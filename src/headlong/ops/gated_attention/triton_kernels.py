@@ -31,6 +31,8 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 FIELDS = tl.constexpr(6)
 START, QUERY_LEN, FIRST_TOKEN = tl.constexpr(1), tl.constexpr(2), tl.constexpr(5)
 """Columns of a step's table of rows, of which it has FIELDS."""
+TOTALS = tl.constexpr(16)
+"""The fewest columns of a product."""
 
 
 @triton.jit(do_not_specialize=["first_head", "stride_pages", "query_scale", "rotary_dim", *UNSPECIALIZED])
@@ -132,10 +134,55 @@ def row_of_tile(
 def load_pages(pages_ptr, begin, end, PAGE_SIZE: tl.constexpr, BLOCK_P: tl.constexpr):
     """Loads the page of a block of positions, or one for each of them where a block may lie in several."""
     if PAGE_SIZE % BLOCK_P == 0:
-        return tl.load(pages_ptr + begin // PAGE_SIZE, mask=begin < end, other=0)
+        position = begin + tl.zeros([1], tl.int32)
+        return tl.load(pages_ptr + position // PAGE_SIZE, mask=position < end, other=0)
     else:
         position = begin + tl.arange(0, BLOCK_P)
         return tl.load(pages_ptr + position // PAGE_SIZE, mask=position < end, other=0)
+
+
+@triton.jit
+def nothing_added(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The largest scores, the totals and the sums of a tile of queries that have attended to nothing yet."""
+    return (
+        tl.full([BLOCK_M], float("-inf"), tl.float32),
+        tl.zeros([BLOCK_M, TOTALS], tl.float32),
+        tl.zeros([BLOCK_M, BLOCK_D], tl.float32),
+    )
+
+
+@triton.jit
+def add_block(
+    q_MD, k_DP, v_PD, p, last_M, max_M, total_MN, sum_MD, BLOCK_P: tl.constexpr, WINDOW: tl.constexpr
+):
+    """Attends to a block of positions `p`, with queries that see positions up to `last_M`. Where a query sees none of
+    them, its numbers stay as they are.
+
+    Weights are summed by a product with ones, whose TOTALS columns are all the same: in the order of the products
+    beside it, which is one whatever the size of the tile, and in the precision that weights have there."""
+    score_MP = tl.dot(q_MD, k_DP, input_precision="ieee")
+    score_MP = tl.where(p[None, :] <= last_M[:, None], score_MP, float("-inf"))
+    if WINDOW is not None:
+        score_MP = tl.where(p[None, :] > last_M[:, None] - WINDOW, score_MP, float("-inf"))
+    new_max_M = tl.maximum(max_M, tl.max(score_MP, 1) * LOG2_E)
+    base_M = tl.where(new_max_M == float("-inf"), 0.0, new_max_M)
+    weight_MP = tl.exp2(tl.fma(score_MP, LOG2_E, -base_M[:, None])).to(v_PD.dtype)
+    fade_M = tl.exp2(max_M - base_M)
+    one_PN = tl.full([BLOCK_P, TOTALS], 1.0, v_PD.dtype)
+    # Both fade before either is added to: nothing may come between two products that are to overlap.
+    total_MN, sum_MD = total_MN * fade_M[:, None], sum_MD * fade_M[:, None]
+    total_MN = tl.dot(weight_MP, one_PN, total_MN, input_precision="ieee")
+    sum_MD = tl.dot(weight_MP, v_PD, sum_MD, input_precision="ieee")
+    return new_max_M, total_MN, sum_MD
+
+
+@triton.jit
+def fades(maximum, split_maximum):
+    """Computes what the numbers added so far, and those of a split, are multiplied with, so that both are relative to
+    the larger of their maxima; and that maximum."""
+    new_maximum = tl.maximum(maximum, split_maximum)
+    base = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+    return tl.exp2(maximum - base), tl.exp2(split_maximum - base), new_maximum
 
 
 @triton.jit(do_not_specialize=["stride_pages", "first_token", "num_tokens", "num_rows", "num_splits"])
@@ -186,33 +233,29 @@ def attend_kernel(
         mask=mask_M[:, None] & mask_D[None, :],
         other=0.0,
     )
-    max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total_M = tl.zeros([BLOCK_M], tl.float32)
-    sum_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    max_M, total_MN, sum_MD = nothing_added(BLOCK_M, BLOCK_D)
     for first_p in range(begin, end, BLOCK_P):
         p = first_p + tl.arange(0, BLOCK_P)
         mask_P = p < end
-        offset_P = ((page.to(tl.int64) * KV_HEADS + kv) * PAGE_SIZE + p % PAGE_SIZE) * WIDTH
+        page_P = (page.to(tl.int64) * KV_HEADS + kv) * (PAGE_SIZE * WIDTH)
+        offset_P = p % PAGE_SIZE * WIDTH
         # Pages are known a block ahead, so that keys and values can be fetched ahead.
         page = load_pages(row_pages_ptr, first_p + BLOCK_P, end, PAGE_SIZE, BLOCK_P)
         k_DP = tl.load(
-            keys_ptr + offset_P[None, :] + d[:, None], mask=mask_P[None, :] & mask_D[:, None], other=0.0
+            (keys_ptr + page_P)[None, :] + (offset_P[None, :] + d[:, None]),
+            mask=mask_P[None, :] & mask_D[:, None],
+            other=0.0,
         )
-        score_MP = tl.dot(q_MD, k_DP, input_precision="ieee") * LOG2_E
-        score_MP = tl.where(p[None, :] <= token_M[:, None] + offset, score_MP, float("-inf"))
-        if WINDOW is not None:
-            score_MP = tl.where(p[None, :] > token_M[:, None] + offset - WINDOW, score_MP, float("-inf"))
-        new_max_M = tl.maximum(max_M, tl.max(score_MP, 1))
-        base_M = tl.where(new_max_M == float("-inf"), 0.0, new_max_M)
-        weight_MP = tl.exp2(score_MP - base_M[:, None])
-        fade_M = tl.exp2(max_M - base_M)
-        total_M = total_M * fade_M + tl.sum(weight_MP, 1)
         v_PD = tl.load(
-            values_ptr + offset_P[:, None] + d[None, :], mask=mask_P[:, None] & mask_D[None, :], other=0.0
+            (values_ptr + page_P)[:, None] + (offset_P[:, None] + d[None, :]),
+            mask=mask_P[:, None] & mask_D[None, :],
+            other=0.0,
         )
-        sum_MD = tl.dot(weight_MP.to(v_PD.dtype), v_PD, sum_MD * fade_M[:, None], input_precision="ieee")
-        max_M = new_max_M
+        max_M, total_MN, sum_MD = add_block(
+            q_MD, k_DP, v_PD, p, token_M + offset, max_M, total_MN, sum_MD, BLOCK_P, WINDOW
+        )
 
+    total_M = tl.max(total_MN, 1)
     split_M = (query_M - first_token.to(tl.int64) * HEADS) * num_splits + split
     if WINDOW is not None:
         first_M = split_of(tl.maximum(token_M + offset + 1 - WINDOW, 0), FIRST_SPLIT, SPLITS_PER_SIZE)
@@ -252,28 +295,26 @@ def combine_kernel(
         )
         squares_S = load_squares(squares_ptr, token, num_squares, BLOCK_SQUARES)
     first_split = (index * HEADS + head) * num_splits
-    maximum, total = float("-inf"), 0.0
+    seen = split_of(position, FIRST_SPLIT, SPLITS_PER_SIZE) + 1
+    if WINDOW is not None:
+        seen -= split_of(tl.maximum(position + 1 - WINDOW, 0), FIRST_SPLIT, SPLITS_PER_SIZE)
+    maximum, total = tl.full([1], float("-inf"), tl.float32), tl.zeros([1], tl.float32)
     sum_D = tl.zeros([BLOCK_D], tl.float32)
     for base in range(0, num_splits, BLOCK_S):
-        s = base + tl.arange(0, BLOCK_S)
-        if WINDOW is None:
-            mask_S = split_start(s, FIRST_SPLIT, SPLITS_PER_SIZE) <= position
-        else:
-            first_seen = split_of(tl.maximum(position + 1 - WINDOW, 0), FIRST_SPLIT, SPLITS_PER_SIZE)
-            mask_S = split_start(first_seen + s, FIRST_SPLIT, SPLITS_PER_SIZE) <= position
-        max_S = tl.load(maxima_ptr + first_split + s, mask=mask_S, other=float("-inf"))
-        total_S = tl.load(totals_ptr + first_split + s, mask=mask_S, other=0.0)
-        sum_ptrs = sums_ptr + (first_split + s)[:, None] * HEAD_DIM + d[None, :]
-        sum_SD = tl.load(sum_ptrs, mask=mask_S[:, None] & mask[None, :], other=0.0)
-        new_maximum = tl.maximum(maximum, tl.max(max_S, 0))
-        fade, fade_S = tl.exp2(maximum - new_maximum), tl.exp2(max_S - new_maximum)
-        total = total * fade + tl.sum(fade_S * total_S, 0)
-        sum_D = sum_D * fade + tl.sum(fade_S[:, None] * sum_SD, 0)
-        maximum = new_maximum
+        # Written out, so that the loads of a block are on their way before the first is added.
+        for i in tl.static_range(BLOCK_S):
+            exists, split = base + i < seen, first_split + base + i
+            split_max = tl.load(maxima_ptr + split, mask=exists, other=float("-inf"))
+            split_total = tl.load(totals_ptr + split, mask=exists, other=0.0)
+            split_D = tl.load(
+                sums_ptr + split * HEAD_DIM + d, mask=d < tl.where(exists, HEAD_DIM, 0), other=0.0
+            )
+            fade, split_fade, maximum = fades(maximum, split_max)
+            total = tl.fma(total, fade, split_total * split_fade)
+            sum_D = tl.fma(sum_D, fade, split_D * split_fade)
     if sinks_ptr is not None:
-        new_maximum = tl.maximum(maximum, sink)
-        fade = tl.exp2(maximum - new_maximum)
-        total = total * fade + tl.exp2(sink - new_maximum)
+        fade, sink_weight, maximum = fades(maximum, sink)
+        total = tl.fma(total, fade, sink_weight)
         sum_D *= fade
     result = sum_D / total
     if gates_ptr is not None:

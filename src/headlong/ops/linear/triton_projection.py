@@ -31,10 +31,12 @@ class TritonProjected(PendingProjection):
         """Computes all outputs but the gates, for kernels that add partial sums themselves."""
         return self._first.partial_sums(self._given)
 
-    def gates(self) -> PartialSums | None:
-        """Computes the gates, or None where there are none. Ask for them right after a kernel that waits before it
+    def gates(self, *, inputs_ready: bool = True) -> PartialSums | None:
+        """Computes the gates, or None where there are none. Inputs are ready right after a kernel that waits before it
         launches its dependents."""
-        return None if self._gates is None else self._gates.partial_sums(self._given, inputs_ready=True)
+        return (
+            None if self._gates is None else self._gates.partial_sums(self._given, inputs_ready=inputs_ready)
+        )
 
 
 class GivenProjected(PendingProjection):
@@ -50,7 +52,7 @@ class GivenProjected(PendingProjection):
     def partial_sums(self) -> PartialSums:
         return PartialSums.whole(self.first())
 
-    def gates(self) -> PartialSums | None:
+    def gates(self, *, inputs_ready: bool = True) -> PartialSums | None:  # noqa: ARG002 - they are there
         gates_NO = self._sums_NO[:, self._gates]
         return PartialSums.whole(gates_NO) if gates_NO.shape[1] else None
 
