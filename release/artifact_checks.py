@@ -78,6 +78,18 @@ class Tokens:
 
 
 @dataclass(frozen=True)
+class Matrices:
+    """What an artifact's matrices are, beside what the tool says of them."""
+
+    labels: list[str]
+    """Their formats."""
+    worst: float
+    """The largest part of a matrix's weights that are not the tool's."""
+    bits: float
+    """The fewest bits that a code has; of codes that lie in wider ones as many as their range takes."""
+
+
+@dataclass(frozen=True)
 class Drafts:
     """What drafting gives."""
 
@@ -99,17 +111,20 @@ def pairs(blueprint: Blueprint, meant: dict[str, Tensor]) -> Iterator[tuple[str,
             yield name, found
 
 
-def compare_weights(blueprint: Blueprint, meant: dict[str, Tensor]) -> tuple[list[str], float]:
-    """The formats of the matrices, and the largest part of a matrix's weights that are not the tool's."""
+def compare_weights(blueprint: Blueprint, meant: dict[str, Tensor]) -> Matrices:
+    """Every matrix that the tool says something of, weight by weight."""
     loader = WeightLoader(blueprint.names, blueprint.detector, torch.float32, "cpu", keep_stored=True)
-    worst, labels = 0.0, set()
+    worst, labels, bits = 0.0, set(), [float("inf")]
     for name, wanted in pairs(blueprint, meant):
         weight = loader.matrix(name, *wanted.shape)
         found = weight.float() if isinstance(weight, Tensor) else weight.dequantize(0, weight.out_features)
         far = (found - wanted).abs() > CLOSE * wanted.abs().max()
         worst = max(worst, float(far.float().mean()))
         labels.add(blueprint.formats[name].label)
-    return (sorted(labels), worst) if labels else (["nothing to compare"], float("inf"))
+        if not isinstance(weight, Tensor):
+            codes = weight.grouping()
+            bits.append((codes.highest - codes.lowest).bit_length() if codes else weight.format.bits)
+    return Matrices(sorted(labels) or ["nothing to compare"], worst if labels else float("inf"), min(bits))
 
 
 def write_floats(source: Path, meant: dict[str, Tensor], folder: Path) -> None:

@@ -35,7 +35,7 @@ from safetensors.torch import load_file
 from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.checkpoint.source import EMBEDDED
 from headlong.convert.strip import strip
-from headlong.engine.build import Blueprint, survey
+from headlong.engine.build import survey
 
 HERE = Path(__file__).parent
 LEAST_ALIKE = 317
@@ -43,7 +43,7 @@ FEW = 0.001
 """The part of a matrix's weights that may be further off: modelopt rounds once more as it writes."""
 OFF = 0.02
 """How far log-probabilities may be apart on average: tools unpack to bfloat16."""
-LOSSES = ((6.0, 0.05), (4.05, 0.10))
+LOSSES = ((6.0, 0.05), (4.0, 0.10))
 """What may be lost of the acceptance rate by formats of at least so many bits; of fewer, anything."""
 TOOLS: dict[str, tuple[str, ...]] = {
     "bitsandbytes": ("nf4", "nested", "fp4", "int8"),
@@ -142,8 +142,8 @@ def _try(
         return Row(name, kind, f"the tool failed: {why}", False)
     meant = load_file(out / "meant.dequantised")
     blueprint = survey(Checkpoint.open(out))
-    labels, worst = compare_weights(blueprint, meant)
-    said = f"{', '.join(labels)}; at most {worst:.2%} of a matrix's weights off"
+    matrices = compare_weights(blueprint, meant)
+    said = f"{', '.join(matrices.labels)}; at most {matrices.worst:.2%} of a matrix's weights off"
     if told := blueprint.detector.disagreements:
         return Row(name, kind, f"{said}; false: {next(iter(told.values()))}", False)
     if args.reduce is not None:
@@ -153,24 +153,20 @@ def _try(
     tokens = compare_tokens(work / "floats", out)
     drafts = count_drafts(with_head(out, args.source), args.source)
     assert tokens.count == len(PROMPTS) * TOKENS
-    most = next((most for bits, most in LOSSES if _bits(blueprint) >= bits), 1.0)
+    most = next((most for bits, most in LOSSES if matrices.bits >= bits), 1.0)
     lost = rate - drafts.rate
     fine = (
-        worst <= FEW and tokens.alike >= LEAST_ALIKE and tokens.off <= OFF and drafts.exact and lost <= most
+        matrices.worst <= FEW
+        and tokens.alike >= LEAST_ALIKE
+        and tokens.off <= OFF
+        and drafts.exact
+        and lost <= most
     )
     return Row(
         name, kind, said, fine,
         f"{drafts.rate:.1%} ({100 * (drafts.rate - rate):+.1f})" + ("" if drafts.exact else ", OTHER TOKENS"),
         f"{tokens.alike} of {tokens.count}, log-probabilities {tokens.off:.4f} off",
     )  # fmt: skip
-
-
-def _bits(blueprint: Blueprint) -> float:
-    """Of the matrices that are packed, scales not counted."""
-    packed = [
-        format.bits for name, format in blueprint.formats.items() if len(blueprint.names.parts(name)) > 1
-    ]
-    return min(packed)
 
 
 def _table(rows: list[Row]) -> str:

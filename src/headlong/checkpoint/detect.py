@@ -30,6 +30,11 @@ class Detector:
         self._names = names
         self.config = QuantConfig(checkpoint.config, checkpoint.quant_config, checkpoint.quantize_config)
         """What the config claims of modules."""
+        if (place := self.config.rotation) is not None:
+            raise CheckpointError(
+                f"{checkpoint.folder}: the config (quant_method {self.config.method!r}) says that inputs are rotated "
+                f"as the model runs ({place}), which Headlong does not do: without it the weights mean nothing"
+            )
         self._is_gguf = checkpoint.is_gguf
         self._head_hint = dict(head_hint or {})
         self._formats: dict[tuple[str, Shape], Format] = {}

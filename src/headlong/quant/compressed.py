@@ -31,6 +31,7 @@ from headlong.quant.parts import (
     check_in_range,
     even_group,
     expect,
+    expect_stated,
     row_numbers,
 )
 
@@ -104,6 +105,8 @@ class CompressedInts(Format):
         if "weight_g_idx" in parts:
             expect(parts, "weight_g_idx", ("I32", "I64"), (shape[1],))
         act_order = "weight_g_idx" in parts
+        order = "weight_g_idx" if shared == "group" and group < shape[1] else ""
+        expect_stated(parts, hint, zeros="weight_zero_point", order=order)
         return cls(width, group, shared, packed, zero_point, act_order, SCALE_BITS[scale.dtype])
 
     @staticmethod
@@ -115,10 +118,10 @@ class CompressedInts(Format):
             raise CheckpointError(
                 f"weight_packed has the shape {list(words)}, which holds no 2 to 8 bits of {list(shape)}"
             )
-        # Once four codes of 7 bits had a word to themselves, as four of 8 bits have.
-        if width == 8 and hinted == 7:
+        # Once codes did not cross words: four of 7 bits filled one, as four of 8 bits do.
+        if hinted in WIDTHS and hinted != width and words[1] == ceil(shape[1] / (WORD_BITS // hinted)):
             raise CheckpointError(
-                "weight_packed holds 8 bits by its shape and 7 by the config: save it again"
+                f"weight_packed holds {width} bits by its shape and {hinted} by the config: save it again"
             )
         expect(parts, "weight_shape", ("I64", "I32"), (2,))
         return width

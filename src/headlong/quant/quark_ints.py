@@ -15,7 +15,15 @@ from headlong.errors import CheckpointError
 from headlong.quant.awq import PER_WORD, PLACES, WIDTH, AwqWeight
 from headlong.quant.format import Format, Part, Shape
 from headlong.quant.ints import ints_label
-from headlong.quant.parts import SCALE_BITS, Rows, check_finite, even_group, expect, expect_grouped
+from headlong.quant.parts import (
+    SCALE_BITS,
+    Rows,
+    check_finite,
+    even_group,
+    expect,
+    expect_grouped,
+    expect_stated,
+)
 
 ORDERS = {"reorder": PLACES, "order": tuple(range(PER_WORD))}
 """Where in its word each feature lies, by the config's `pack_method`."""
@@ -58,6 +66,7 @@ class QuarkInts(Format):
         scale, groups = expect_grouped(parts, "weight_scale", SCALE_BITS, out_features, axis=1)
         if "weight_zero_point" in parts:
             expect(parts, "weight_zero_point", ("I32",), (groups, words))
+        expect_stated(parts, hint, zeros="weight_zero_point")
         dtype, order = hint.get("dtype"), hint.get("pack_method")
         if dtype not in DTYPES or order not in ORDERS:
             raise CheckpointError(

@@ -18,7 +18,16 @@ from headlong.quant.compressed import CompressedIntsWeight
 from headlong.quant.format import Format, Grouped, Grouping, PackedWeight, Part, Shape
 from headlong.quant.fp8 import Fp8Weight
 from headlong.quant.ints import ints_label, unpack_fields
-from headlong.quant.parts import SCALE_BITS, Rows, RowWeight, by_group, check_finite, even_group, expect
+from headlong.quant.parts import (
+    SCALE_BITS,
+    Rows,
+    RowWeight,
+    by_group,
+    check_finite,
+    even_group,
+    expect,
+    expect_stated,
+)
 
 CODES, SCALES, ZEROS = "_weight_qdata", "_weight_scale", "_weight_zero_point"
 
@@ -84,6 +93,8 @@ class TorchaoFormat(Format):
             expect(parts, ZEROS, SCALE_BITS, scales.shape)
         elif ZEROS in parts:
             expect(parts, ZEROS, ("I8",), scales.shape)
+        if codes.dtype == "I8":
+            expect_stated(parts, hint, zeros=ZEROS)
         return cls(codes.dtype, group, in_features, ZEROS in parts, SCALE_BITS[scales.dtype])
 
     def pack(self, parts: Mapping[str, Tensor], shape: Shape) -> PackedWeight:
