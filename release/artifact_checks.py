@@ -57,6 +57,11 @@ TOPICS = {
 }
 MORE_PROMPTS = tuple(template.format(topic) for template, topics in TOPICS.items() for topic in topics)
 """Drafts are counted over these, too: each model has a text of its own, so that few would say little."""
+ALL_PROMPTS = tuple(
+    template.format(topic) for template in TOPICS for topics in TOPICS.values() for topic in topics
+)
+"""Every question about everything, for what is to be known to a point."""
+RESAMPLED = 4000
 TOKENS, DRAFT_TOKENS = 80, 3
 DRAFTED_TOKENS = 120
 CLOSE = 2**-7
@@ -95,8 +100,24 @@ class Drafts:
 
     exact: bool
     """Whether tokens are those of plain decoding."""
-    rate: float
-    """The part of drafts that is accepted."""
+    drafted: Tensor
+    """How many tokens were drafted for each prompt."""
+    accepted: Tensor
+
+    @property
+    def rate(self) -> float:
+        """The part of drafts that is accepted."""
+        return float(self.accepted.sum() / self.drafted.sum())
+
+    def points_over(self, other: "Drafts") -> tuple[float, float, float]:
+        """How many points the rate is above another's over the same prompts, and the 95% interval of that, prompts
+        resampled."""
+        chance = torch.Generator().manual_seed(1)
+        count = len(self.drafted)
+        some = torch.randint(0, count, (RESAMPLED, count), generator=chance)
+        rates = [each.accepted[some].sum(1) / each.drafted[some].sum(1) for each in (self, other)]
+        low, high = (rates[0] - rates[1]).quantile(torch.tensor([0.025, 0.975], dtype=torch.double)).tolist()
+        return 100 * (self.rate - other.rate), 100 * low, 100 * high
 
 
 def found_in(meant: dict[str, Tensor], name: str) -> Tensor | None:
@@ -161,9 +182,9 @@ def compare_tokens(floats: Path, packed: Path) -> Tokens:
     return Tokens(len(gaps), alike, sum(gaps) / len(gaps))
 
 
-def count_drafts(model: Path, texts: Path) -> Drafts:
+def count_drafts(model: Path, texts: Path, prompts: tuple[str, ...] = (*PROMPTS, *MORE_PROMPTS)) -> Drafts:
     """With the head that lies in the model; `texts` is a model whose tokenizer and chat template are taken."""
-    starts = _starts(LLM(texts, device="cpu"), (*PROMPTS, *MORE_PROMPTS))
+    starts = _starts(LLM(texts, device="cpu"), prompts)
     llm = LLM(model, device="cpu", mtp="on")
     answers = [
         llm.generate(
@@ -173,8 +194,11 @@ def count_drafts(model: Path, texts: Path) -> Drafts:
         for count in (0, DRAFT_TOKENS)
     ]
     exact = [each.token_ids for each in answers[0]] == [each.token_ids for each in answers[1]]
-    drafted = sum(each.stats.drafted for each in answers[1])
-    return Drafts(exact, sum(each.stats.accepted for each in answers[1]) / drafted)
+    return Drafts(
+        exact,
+        torch.tensor([each.stats.drafted for each in answers[1]], dtype=torch.double),
+        torch.tensor([each.stats.accepted for each in answers[1]], dtype=torch.double),
+    )
 
 
 def with_head(packed: Path, whole: Path) -> Path:
