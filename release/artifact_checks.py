@@ -5,6 +5,7 @@ own tensors. Knows no tools.
 """
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,11 @@ from torch import Tensor
 from headlong import LLM, SamplingParams
 from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.checkpoint.load import WeightLoader
+from headlong.cli.facts import gather
+from headlong.config import EngineConfig
 from headlong.convert.graft import graft
-from headlong.engine.build import Blueprint, survey
+from headlong.engine.build import STORED_DTYPES, Blueprint, survey
+from headlong.progress import silent
 
 PROMPTS = (
     "Write a short story about a mouse who wants to see the sea.",
@@ -146,6 +150,24 @@ def compare_weights(blueprint: Blueprint, meant: dict[str, Tensor]) -> Matrices:
             codes = weight.grouping()
             bits.append((codes.highest - codes.lowest).bit_length() if codes else weight.format.bits)
     return Matrices(sorted(labels) or ["nothing to compare"], worst if labels else float("inf"), min(bits))
+
+
+def inspected(packed: Path, meant: dict[str, Tensor], *, quantises_inputs: bool) -> str | None:
+    """What `headlong inspect` says wrongly of an artifact: of a matrix that the tool left alone that it is packed, that
+    the config is false, that it cannot be served; or what it leaves out. None if all is right."""
+    facts = gather(str(packed), EngineConfig(device="cpu"), silent, every=True, context=None, batch=1)
+    if not facts.servable:
+        return f"cannot be served: {facts.reason}"
+    told = [module for module in facts.modules if module.format not in STORED_DTYPES]
+    for module in told:
+        if found_in(meant, module.name) is None:
+            return f"{module.name} is told as {module.format}"
+    if false := [module for module in facts.modules if re.search("the config (says|names)", module.reason)]:
+        return f"{false[0].name}: {false[0].reason}"
+    inputs = {"activations" in module.reason for module in told}
+    if not told or inputs != {quantises_inputs}:
+        return f"activations are {'' if True in inputs else 'not '}mentioned"
+    return None
 
 
 def write_floats(source: Path, meant: dict[str, Tensor], folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Packs the embedded model with the tools that people use; compares what Headlong reads with what each tool means.
 
     python release/artifacts.py [--only TOOL …] [--python TOOL=PYTHON …] [--source FOLDER] [--keep FOLDER]
-        [--all-prompts] [--reduce FOLDER]
+        [--again] [--all-prompts] [--reduce FOLDER]
 
 Every tool gets a virtual environment of its own under `.artifacts`, of the versions in release/artifacts/TOOL.txt, and
 needs no GPU; one that cannot be installed or fails is told and the others go on. Its script
@@ -30,6 +30,7 @@ from artifact_checks import (
     compare_tokens,
     compare_weights,
     count_drafts,
+    inspected,
     reduce,
     with_head,
     write_floats,
@@ -76,6 +77,20 @@ TOOLS: dict[str, tuple[str, ...]] = {
     "quark": ("uint4_wo_32", "int4_wo_32", "fp8", "mxfp4"),
 }
 """The ways in which each packs; docs/log/formats.md has those that no CPU can write."""
+QUANTISES_INPUTS = frozenset(
+    {
+        *(
+            "W8A8",
+            "FP8_DYNAMIC",
+            "FP8_BLOCK",
+            "INT8_SMOOTHQUANT_CFG",
+            "MXFP8_DEFAULT_CFG",
+            "MXFP4_DEFAULT_CFG",
+        ),
+        *("fp8", "mxfp4"),
+    }
+)
+"""Those of the ways that round what matrices are multiplied with, too. Headlong does not, and says so."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +115,7 @@ def main() -> int:
     parser.add_argument("--source", type=Path, default=EMBEDDED)
     parser.add_argument("--all-prompts", action="store_true", help="drafts over every prompt, of floats too")
     parser.add_argument("--keep", type=Path, default=None, help="keep the checkpoints here")
+    parser.add_argument("--again", action="store_true", help="read what was kept, where there is something")
     parser.add_argument("--reduce", type=Path, default=None, help="write fixtures here, too")
     args = parser.parse_args()
     given = dict(each.split("=", 1) for each in args.python)
@@ -112,7 +128,7 @@ def main() -> int:
         whole = count_drafts(args.source, args.source, _prompts(args))
         print(f"drafts of the original accepted: {whole.rate:.1%}", flush=True)
         for name in args.only:
-            python = given.get(name) or _environment(name)
+            python = given.get(name) or (sys.executable if args.again else _environment(name))
             for kind in TOOLS[name] if args.kinds is None else args.kinds:
                 rows.append(_try(name, kind, python, source, whole, work, args))
                 print(*rows[-1].__dict__.values(), sep=" | ", flush=True)
@@ -146,20 +162,22 @@ def _try(
         return Row(name, kind, "could not be installed", False)
     out = work / f"{name}-{kind.translate(str.maketrans(':,', '__'))}"
     script = [python, str(HERE / "artifacts" / f"with_{name}.py"), str(source), str(out), kind]
-    done = subprocess.run(script, capture_output=True, text=True, check=False)
-    (work / f"{out.name}.log").write_text(done.stdout + done.stderr)
-    if done.returncode:
-        why = (done.stderr.strip().splitlines() or ["silently"])[-1][:160]
-        return Row(name, kind, f"the tool failed: {why}", False)
-    meant = load_file(out / "meant.dequantised")
+    kept = work / f"{out.name}.meant"
+    if not (args.again and kept.exists()):
+        done = subprocess.run(script, capture_output=True, text=True, check=False)
+        (work / f"{out.name}.log").write_text(done.stdout + done.stderr)
+        if done.returncode:
+            why = (done.stderr.strip().splitlines() or ["silently"])[-1][:160]
+            return Row(name, kind, f"the tool failed: {why}", False)
+        (out / "meant.dequantised").rename(kept)
+    meant = load_file(kept)
     blueprint = survey(Checkpoint.open(out))
     matrices = compare_weights(blueprint, meant)
     said = f"{', '.join(matrices.labels)}; at most {matrices.worst:.2%} of a matrix's weights off"
-    if told := blueprint.detector.disagreements:
-        return Row(name, kind, f"{said}; false: {next(iter(told.values()))}", False)
+    if wrong := inspected(out, meant, quantises_inputs=kind in QUANTISES_INPUTS):
+        return Row(name, kind, f"{said}; inspect: {wrong}", False)
     if args.reduce is not None:
         reduce(blueprint, meant, args.reduce / f"{out.name}.safetensors")
-    (out / "meant.dequantised").rename(work / f"{out.name}.meant")
     write_floats(source, meant, work / "floats")
     tokens = compare_tokens(work / "floats", out)
     exact, lost, counted = _drafts(out, work / "floats", whole, args)

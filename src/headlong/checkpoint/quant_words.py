@@ -153,6 +153,8 @@ def torchao_hint(way: Any) -> dict[str, Any]:
     mapping = way.get("mapping_type")
     if isinstance(mapping, Mapping) and isinstance(mapping.get("_data"), str):
         return {"symmetric": mapping["_data"] != "ASYMMETRIC"}
+    if str(way.get("_type")).startswith("Int8WeightOnly"):
+        return {"symmetric": True}
     inner = (way.get(key) for key in ("default", "_data"))
     return next((found for each in inner if (found := torchao_hint(each))), {})
 

@@ -57,6 +57,8 @@ class CompressedInts(Format):
     zero_point: str | None = None
     """The dtype of the zero points, I32 (words along the rows) or I8; None if the codes are symmetric."""
     act_order: bool = False
+    says_symmetric: bool = False
+    """Whether the config says that zero points, where there are any, are 0."""
     scale_bits: int = 16
 
     @property
@@ -67,7 +69,8 @@ class CompressedInts(Format):
     @property
     def label(self) -> str:
         group = {"group": self.group, "channel": None, "tensor": 0}[self.shared]
-        more = [word for word, there in (("asym", self.zero_point), ("act-order", self.act_order)) if there]
+        asymmetric = self.zero_point and not self.says_symmetric
+        more = [word for word, there in (("asym", asymmetric), ("act-order", self.act_order)) if there]
         return ints_label(self.width, group, *more)
 
     @property
@@ -107,7 +110,8 @@ class CompressedInts(Format):
         act_order = "weight_g_idx" in parts
         order = "weight_g_idx" if shared == "group" and group < shape[1] else ""
         expect_stated(parts, hint, zeros="weight_zero_point", order=order)
-        return cls(width, group, shared, packed, zero_point, act_order, SCALE_BITS[scale.dtype])
+        says = hint.get("symmetric") is True
+        return cls(width, group, shared, packed, zero_point, act_order, says, SCALE_BITS[scale.dtype])
 
     @staticmethod
     def _width(parts: Mapping[str, Part], shape: Shape, hint: Mapping[str, Any]) -> int:

@@ -43,11 +43,13 @@ class QuarkInts(Format):
     signed: bool
     order: str
     zero_points: bool
+    says_symmetric: bool = False
+    """Whether the config says that codes are symmetric, whose zero points are stored all the same."""
     scale_bits: int = 16
 
     @property
     def label(self) -> str:
-        more = ("asym",) if self.zero_points else ()
+        more = ("asym",) if self.zero_points and not self.says_symmetric else ()
         return f"quark {ints_label(WIDTH, None if self.group == self.columns else self.group, *more)}"
 
     @property
@@ -75,7 +77,8 @@ class QuarkInts(Format):
             )
         group = even_group("weight_scale", in_features, groups)
         zero_points = "weight_zero_point" in parts
-        return cls(group, in_features, dtype == "int4", order, zero_points, SCALE_BITS[scale.dtype])
+        says = hint.get("symmetric") is True
+        return cls(group, in_features, dtype == "int4", order, zero_points, says, SCALE_BITS[scale.dtype])
 
     def pack(self, parts: Mapping[str, Tensor], shape: Shape) -> "QuarkWeight":
         out_features, in_features = shape

@@ -44,6 +44,8 @@ class TorchaoFormat(Format):
     group: int
     columns: int
     zero_points: bool
+    says_symmetric: bool = False
+    """Whether the config says that codes are symmetric, whose zero points are stored all the same."""
     scale_bits: int = 16
 
     @property
@@ -51,7 +53,7 @@ class TorchaoFormat(Format):
         group = None if self.group == self.columns else self.group
         if self.dtype == "F8_E4M3":
             return "torchao fp8 channel" if group is None else f"torchao fp8 1x{group}"
-        more = ("asym",) if self.zero_points else ()
+        more = ("asym",) if self.zero_points and not self.says_symmetric else ()
         return f"torchao {ints_label(4 if self.dtype == 'U8' else 8, group, *more)}"
 
     @property
@@ -95,7 +97,8 @@ class TorchaoFormat(Format):
             expect(parts, ZEROS, ("I8",), scales.shape)
         if codes.dtype == "I8":
             expect_stated(parts, hint, zeros=ZEROS)
-        return cls(codes.dtype, group, in_features, ZEROS in parts, SCALE_BITS[scales.dtype])
+        says = hint.get("symmetric") is True and codes.dtype == "I8"
+        return cls(codes.dtype, group, in_features, ZEROS in parts, says, SCALE_BITS[scales.dtype])
 
     def pack(self, parts: Mapping[str, Tensor], shape: Shape) -> PackedWeight:
         out_features, in_features = shape
