@@ -39,7 +39,11 @@ def main(source: str, out: str, kind: str) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding):
             how = {"group_size": module.group_size, "bits": module.bits, "mode": module.mode}
-            weight = mx.dequantize(module.weight, module.scales, getattr(module, "biases", None), **how)
+            scales, biases = module.scales, getattr(module, "biases", None)
+            if biases is not None:
+                # In float32, as MLX multiplies: in bfloat16 code times scale would be rounded before the bias is added.
+                scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
+            weight = mx.dequantize(module.weight, scales, biases, **how)
             found[f"{name}.weight"] = weight.astype(mx.float32)
     mx.save_safetensors(str(Path(out) / "meant.safetensors"), found)
     (Path(out) / "meant.safetensors").rename(Path(out) / "meant.dequantised")
