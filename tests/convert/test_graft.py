@@ -140,6 +140,21 @@ def test_a_packed_head_goes_along_and_back(tmp_path: Path, how: str) -> None:
     assert checked(tmp_path / "back").formats == checked(made.folder).formats
 
 
+@pytest.mark.parametrize("how", ["int4_g32", "gptq_v1"])
+def test_a_head_that_is_not_what_the_config_promises(tmp_path: Path, how: str) -> None:
+    """Symmetric codes in runs of columns, onto a model whose config says that all have zero points and an order."""
+    made, packed = with_a_packed_head(tmp_path, how)
+    weights = {"num_bits": 4, "type": "int", "symmetric": False, "actorder": "group", "group_size": 32}
+    compressed = {"quant_method": "compressed-tensors", "config_groups": {"g": {"targets": ["Linear"]}}}
+    compressed["config_groups"]["g"]["weights"] = weights
+    section = {"quant_method": "gptq", "bits": 4, "desc_act": True, "sym": False}
+    base = tmp_path / "base"
+    section = compressed if how == "int4_g32" else section
+    tiny.write(base, tiny.read_config(made.folder) | {"quantization_config": section}, tiny.tensors(made))
+    graft(base, packed, tmp_path / "out", force=True)
+    assert checked(tmp_path / "out").formats["mtp.fc.weight"].bits < 9
+
+
 def test_a_head_that_only_its_own_config_can_tell(tmp_path: Path) -> None:
     """Quark's four bits: the model that it goes onto has no such config, so nothing is written."""
     made, packed = with_a_packed_head(tmp_path, "quark_uint4")

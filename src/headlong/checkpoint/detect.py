@@ -18,6 +18,8 @@ from headlong.quant.plain import PlainFormat
 
 log = logging.getLogger(__name__)
 HEAD = "mtp."
+PROMISES = ("symmetric", "desc_act")
+"""What a hint promises of parts that must be there, of matrices by the config's own tool. A head may be another's."""
 
 
 class Detector:
@@ -57,7 +59,7 @@ class Detector:
         claim = self.config.claim(_disk_module(infos), module)
         hint = dict(claim.hint) if claim is not None else {}
         if name.startswith(HEAD):
-            hint |= self._head_hint
+            hint = {key: value for key, value in hint.items() if key not in PROMISES} | self._head_hint
         try:
             found = formats.detect(parts, shape[-2:], hint)
         except CheckpointError as error:
