@@ -73,7 +73,13 @@ TOOLS: dict[str, tuple[str, ...]] = {
             "MXFP4_DEFAULT_CFG",
         ),
     ),
-    "gptqmodel": ("gptq,gptq,4,sym", "gptq,gptq_v2,4,asym", "gptq,gptq,8,sym", "gptq,gptq,3,sym"),
+    "gptqmodel": (
+        "gptq,gptq,4,sym",
+        "gptq,gptq_v2,4,asym",
+        "gptq,gptq,8,sym",
+        "gptq,gptq,3,sym",
+        "awq,gemv,4,asym",
+    ),
     "torchao": ("int8", "intx4", "intx4_asym", "fp8"),
     "quark": ("uint4_wo_32", "int4_wo_32", "fp8", "mxfp4"),
 }
