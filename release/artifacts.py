@@ -84,19 +84,11 @@ TOOLS: dict[str, tuple[str, ...]] = {
     "quark": ("uint4_wo_32", "int4_wo_32", "fp8", "mxfp4"),
 }
 """The ways in which each packs; docs/log/formats.md has those that no CPU can write."""
-QUANTISES_INPUTS = frozenset(
-    {
-        *(
-            "W8A8",
-            "FP8_DYNAMIC",
-            "FP8_BLOCK",
-            "INT8_SMOOTHQUANT_CFG",
-            "MXFP8_DEFAULT_CFG",
-            "MXFP4_DEFAULT_CFG",
-        ),
-        *("fp8", "mxfp4"),
-    }
-)
+QUANTISES_INPUTS: dict[str, tuple[str, ...]] = {
+    "llmcompressor": ("W8A8", "FP8_DYNAMIC", "FP8_BLOCK"),
+    "modelopt": ("INT8_SMOOTHQUANT_CFG", "MXFP8_DEFAULT_CFG", "MXFP4_DEFAULT_CFG"),
+    "quark": ("fp8", "mxfp4"),
+}
 """Those of the ways that round what matrices are multiplied with, too. Headlong does not, and says so."""
 
 
@@ -181,7 +173,7 @@ def _try(
     blueprint = survey(Checkpoint.open(out))
     matrices = compare_weights(blueprint, meant)
     said = f"{', '.join(matrices.labels)}; at most {matrices.worst:.2%} of a matrix's weights off"
-    if wrong := inspected(out, meant, quantises_inputs=kind in QUANTISES_INPUTS):
+    if wrong := inspected(out, meant, quantises_inputs=kind in QUANTISES_INPUTS.get(name, ())):
         return Row(name, kind, f"{said}; inspect: {wrong}", False)
     if args.reduce is not None:
         reduce(blueprint, meant, args.reduce / f"{out.name}.safetensors")
