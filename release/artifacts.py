@@ -59,7 +59,7 @@ TOOLS: dict[str, tuple[str, ...]] = {
     ),
     "auto_round": (
         "auto_round:auto_gptq,4,asym",
-        "auto_round,4,asym",
+        "auto_round:gptqmodel,4,asym",
         "auto_round,3,asym",
         "auto_round,2,asym",
         "auto_awq,4,asym",
