@@ -182,6 +182,17 @@ def test_largest_magnitudes_without_what_is_added_to_them():
         detect(header(parts), SHAPE, {}).pack(parts, SHAPE)
 
 
+@pytest.mark.parametrize("left_out", ["blocksize", "quant_type", "shape"])
+def test_what_bitsandbytes_always_says(left_out):
+    """A few codes fill as many blocks of several sizes."""
+    parts = pack(drawn(), "nf4")
+    state = json.loads(bytes(parts[f"{STATE}nf4"].tolist()))
+    del state[left_out]
+    parts[f"{STATE}nf4"] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+    with pytest.raises(CheckpointError, match=f"says {left_out} None where tensors say"):
+        detect(header(parts), SHAPE, {}).pack(parts, SHAPE)
+
+
 def test_bytes_of_scales_are_powers_of_two_or_floats_by_their_number():
     """MLX stores both as bytes: a power of two for 32 columns, an e4m3 float for 16."""
     labels = {how: detect(header(pack(drawn(), how)), SHAPE, {}).label for how in ("mxfp4_mlx", "nvfp4_mlx")}

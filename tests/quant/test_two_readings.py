@@ -63,7 +63,10 @@ PAIRS = {
         "quant/test_refused_values.py": ("test_a_mode_of_mlx_that_the_parts_are_not_of",),
     },
     "nf4 or fp4, largest magnitudes with an offset or without": {
-        READINGS: ("test_largest_magnitudes_without_what_is_added_to_them",),
+        READINGS: (
+            "test_largest_magnitudes_without_what_is_added_to_them",
+            "test_what_bitsandbytes_always_says",
+        ),
         "quant/test_refused_values.py": ("test_values_that_cannot_be",),
     },
     "inputs as they are or rotated as the model runs": {

@@ -139,10 +139,9 @@ class Bnb4Format(Format):
         wanted = {"quant_type": self.kind, "blocksize": self.block, "shape": list(shape)}
         wanted |= {"nested_blocksize": self.nested} if self.nested else {}
         for key, value in wanted.items():
-            if not isinstance(state, dict) or state.get(key, value) != value:
-                raise CheckpointError(
-                    f"{STATE}{self.kind} says {key} {state[key]!r} where tensors say {value!r}"
-                )
+            said = state.get(key) if isinstance(state, dict) else None
+            if said != value:
+                raise CheckpointError(f"{STATE}{self.kind} says {key} {said!r} where tensors say {value!r}")
         return state
 
 
