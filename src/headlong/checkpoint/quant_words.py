@@ -49,8 +49,9 @@ def algorithm(name: Any, rule: str, hint: dict[str, Any]) -> tuple[str, str, dic
     """What modelopt's name of an algorithm claims, with the rule and the hint as they were given."""
     if not isinstance(name, str):
         return "unknown", rule, hint, None
-    activations = name if name in _ALGORITHMS and name not in _WEIGHTS_ONLY else None
-    return _ALGORITHMS.get(name, name.lower()), rule, hint, activations
+    known = name.upper()  # some are written in small letters
+    activations = name if known in _ALGORITHMS and known not in _WEIGHTS_ONLY else None
+    return _ALGORITHMS.get(known, name.lower()), rule, hint, activations
 
 
 def numbers(weights: Mapping[str, Any]) -> str:
