@@ -14,6 +14,7 @@ fixture. Ends with a table; the exit code is 1 if any failed.
 """
 
 import argparse
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -163,6 +164,7 @@ def _try(
     script = [python, str(HERE / "artifacts" / f"with_{name}.py"), str(source), str(out), kind]
     kept = work / f"{out.name}.meant"
     if not (args.again and kept.exists()):
+        shutil.rmtree(out, ignore_errors=True)  # some tools write over nothing
         done = subprocess.run(script, capture_output=True, text=True, check=False)
         (work / f"{out.name}.log").write_text(done.stdout + done.stderr)
         if done.returncode:
