@@ -5,6 +5,7 @@ own tensors. Knows no tools.
 """
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,11 @@ from torch import Tensor
 from headlong import LLM, SamplingParams
 from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.checkpoint.load import WeightLoader
+from headlong.cli.facts import gather
+from headlong.config import EngineConfig
 from headlong.convert.graft import graft
-from headlong.engine.build import Blueprint, survey
+from headlong.engine.build import STORED_DTYPES, Blueprint, survey
+from headlong.progress import silent
 
 PROMPTS = (
     "Write a short story about a mouse who wants to see the sea.",
@@ -57,6 +61,11 @@ TOPICS = {
 }
 MORE_PROMPTS = tuple(template.format(topic) for template, topics in TOPICS.items() for topic in topics)
 """Drafts are counted over these, too: each model has a text of its own, so that few would say little."""
+ALL_PROMPTS = tuple(
+    template.format(topic) for template in TOPICS for topics in TOPICS.values() for topic in topics
+)
+"""Every question about everything, for what is to be known to a point."""
+RESAMPLED = 4000
 TOKENS, DRAFT_TOKENS = 80, 3
 DRAFTED_TOKENS = 120
 CLOSE = 2**-7
@@ -78,13 +87,41 @@ class Tokens:
 
 
 @dataclass(frozen=True)
+class Matrices:
+    """What an artifact's matrices are, beside what the tool says of them."""
+
+    labels: list[str]
+    """Their formats."""
+    worst: float
+    """The largest part of a matrix's weights that are not the tool's."""
+    bits: float
+    """The fewest bits that a code has; of codes that lie in wider ones as many as their range takes."""
+
+
+@dataclass(frozen=True)
 class Drafts:
     """What drafting gives."""
 
     exact: bool
     """Whether tokens are those of plain decoding."""
-    rate: float
-    """The part of drafts that is accepted."""
+    drafted: Tensor
+    """How many tokens were drafted for each prompt."""
+    accepted: Tensor
+
+    @property
+    def rate(self) -> float:
+        """The part of drafts that is accepted."""
+        return float(self.accepted.sum() / self.drafted.sum())
+
+    def points_over(self, other: "Drafts") -> tuple[float, float, float]:
+        """How many points the rate is above another's over the same prompts, and the 95% interval of that, prompts
+        resampled."""
+        chance = torch.Generator().manual_seed(1)
+        count = len(self.drafted)
+        some = torch.randint(0, count, (RESAMPLED, count), generator=chance)
+        rates = [each.accepted[some].sum(1) / each.drafted[some].sum(1) for each in (self, other)]
+        low, high = (rates[0] - rates[1]).quantile(torch.tensor([0.025, 0.975], dtype=torch.double)).tolist()
+        return 100 * (self.rate - other.rate), 100 * low, 100 * high
 
 
 def found_in(meant: dict[str, Tensor], name: str) -> Tensor | None:
@@ -99,17 +136,38 @@ def pairs(blueprint: Blueprint, meant: dict[str, Tensor]) -> Iterator[tuple[str,
             yield name, found
 
 
-def compare_weights(blueprint: Blueprint, meant: dict[str, Tensor]) -> tuple[list[str], float]:
-    """The formats of the matrices, and the largest part of a matrix's weights that are not the tool's."""
+def compare_weights(blueprint: Blueprint, meant: dict[str, Tensor]) -> Matrices:
+    """Every matrix that the tool says something of, weight by weight."""
     loader = WeightLoader(blueprint.names, blueprint.detector, torch.float32, "cpu", keep_stored=True)
-    worst, labels = 0.0, set()
+    worst, labels, bits = 0.0, set(), [float("inf")]
     for name, wanted in pairs(blueprint, meant):
         weight = loader.matrix(name, *wanted.shape)
         found = weight.float() if isinstance(weight, Tensor) else weight.dequantize(0, weight.out_features)
         far = (found - wanted).abs() > CLOSE * wanted.abs().max()
         worst = max(worst, float(far.float().mean()))
         labels.add(blueprint.formats[name].label)
-    return (sorted(labels), worst) if labels else (["nothing to compare"], float("inf"))
+        if not isinstance(weight, Tensor):
+            codes = weight.grouping()
+            bits.append((codes.highest - codes.lowest).bit_length() if codes else weight.format.bits)
+    return Matrices(sorted(labels) or ["nothing to compare"], worst if labels else float("inf"), min(bits))
+
+
+def inspected(packed: Path, meant: dict[str, Tensor], *, quantises_inputs: bool) -> str | None:
+    """What `headlong inspect` says wrongly of an artifact: of a matrix that the tool left alone that it is packed, that
+    the config is false, that it cannot be served; or what it leaves out. None if all is right."""
+    facts = gather(str(packed), EngineConfig(device="cpu"), silent, every=True, context=None, batch=1)
+    if not facts.servable:
+        return f"cannot be served: {facts.reason}"
+    told = [module for module in facts.modules if module.format not in STORED_DTYPES]
+    for module in told:
+        if found_in(meant, module.name) is None:
+            return f"{module.name} is told as {module.format}"
+    if false := [module for module in facts.modules if re.search("the config (says|names)", module.reason)]:
+        return f"{false[0].name}: {false[0].reason}"
+    inputs = {"activations" in module.reason for module in told}
+    if not told or inputs != {quantises_inputs}:
+        return f"activations are {'' if True in inputs else 'not '}mentioned"
+    return None
 
 
 def write_floats(source: Path, meant: dict[str, Tensor], folder: Path) -> None:
@@ -146,9 +204,9 @@ def compare_tokens(floats: Path, packed: Path) -> Tokens:
     return Tokens(len(gaps), alike, sum(gaps) / len(gaps))
 
 
-def count_drafts(model: Path, texts: Path) -> Drafts:
+def count_drafts(model: Path, texts: Path, prompts: tuple[str, ...] = (*PROMPTS, *MORE_PROMPTS)) -> Drafts:
     """With the head that lies in the model; `texts` is a model whose tokenizer and chat template are taken."""
-    starts = _starts(LLM(texts, device="cpu"), (*PROMPTS, *MORE_PROMPTS))
+    starts = _starts(LLM(texts, device="cpu"), prompts)
     llm = LLM(model, device="cpu", mtp="on")
     answers = [
         llm.generate(
@@ -158,8 +216,11 @@ def count_drafts(model: Path, texts: Path) -> Drafts:
         for count in (0, DRAFT_TOKENS)
     ]
     exact = [each.token_ids for each in answers[0]] == [each.token_ids for each in answers[1]]
-    drafted = sum(each.stats.drafted for each in answers[1])
-    return Drafts(exact, sum(each.stats.accepted for each in answers[1]) / drafted)
+    return Drafts(
+        exact,
+        torch.tensor([each.stats.drafted for each in answers[1]], dtype=torch.double),
+        torch.tensor([each.stats.accepted for each in answers[1]], dtype=torch.double),
+    )
 
 
 def with_head(packed: Path, whole: Path) -> Path:

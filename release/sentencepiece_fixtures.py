@@ -2,7 +2,7 @@
 
     python release/sentencepiece_fixtures.py tests/data/sentencepiece
 
-Needs sentencepiece 0.2.3 and transformers 5.22.0, which nothing else here does. `texts.json` has several hundred texts
+Needs sentencepiece 0.2.3 and transformers 5.23.0, which nothing else here does. `texts.json` has several hundred texts
 and their ids by SentencePiece for each model; `chats.json` texts with special tokens and their ids by transformers, for
 each way in which a tokenizer_config.json may ask for the space in front.
 """
@@ -36,8 +36,15 @@ RULES = {
     "\uff41": "a",
     "\u00bd": "1/2",
     "\u200b": "",
+    "\uff8a": "\u30cf",
+    "\uff8a\uff9f": "\u30d1",
+    "\u1112\u1161": "\ud558",
+    "\u1112\u1161\u11ab": "\ud55c",
+    "e\u0301": "\u00e9",
+    "\u2025\u2025\u2025": "!",
 }
-"""What is replaced by the models that replace anything: a table of a few bytes."""
+"""What is replaced by the models that replace anything: a table of a few bytes. Some keys have several characters, and
+some are the beginning of others, as in the tables of NFKC."""
 KINDS: dict[str, dict[str, Any]] = {
     "bpe": {
         "model_type": "bpe",
@@ -107,6 +114,7 @@ ODD = (
     ),
 )
 POOL = "abcdefghijklmnop  \n\t.,<>|#é字ü\u0301\u200d▁ΩЯ한🙂\u00a0ａ½"
+JOINED = "ee\u0301\u0301\uff8a\uff9f\u1112\u1161\u11ab\u2025\u2025\u00bd\u200d a"
 CHATS = (
     *(
         "<s>[INST] Hello world [/INST]",
@@ -171,12 +179,13 @@ def _texts(lines: list[str]) -> list[str]:
     chance = random.Random(5)
     some = [chance.choice(lines)[: chance.randint(5, 90)] for _ in range(120)]
     mixed = ["".join(chance.choice(POOL) for _ in range(chance.randint(1, 24))) for _ in range(120)]
+    joined = ["".join(chance.choice(JOINED) for _ in range(chance.randint(1, 16))) for _ in range(80)]
     spans = ((1, 0x2FF), (0x300, 0xD7FF), (0xE000, 0x1FFFF))
     wild = [
         "".join(chr(chance.randint(*chance.choice(spans))) for _ in range(chance.randint(1, 8)))
         for _ in range(60)
     ]
-    return [*ODD, *some, *mixed, *wild]
+    return [*ODD, *some, *mixed, *wild, *joined]
 
 
 def _chats(model: Path, work: Path) -> dict[str, Any]:

@@ -18,6 +18,8 @@ KINDS = {
     "nvfp4": ("nvfp4", 4, 16),
 }
 
+NORMS = ("input_layernorm", "post_attention_layernorm", "model.norm", "q_norm", "k_norm")
+
 
 def main(source: str, out: str, kind: str) -> None:
     mode, bits, group = KINDS[kind]
@@ -37,9 +39,16 @@ def main(source: str, out: str, kind: str) -> None:
     model, _ = load_model(Path(out))
     found = {}
     for name, module in model.named_modules():
+        if name.endswith(NORMS):
+            # MLX adds 1 and rounds that.
+            found[f"{name}.weight"] = module.weight.astype(mx.float32) - 1
         if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding):
             how = {"group_size": module.group_size, "bits": module.bits, "mode": module.mode}
-            weight = mx.dequantize(module.weight, module.scales, getattr(module, "biases", None), **how)
+            scales, biases = module.scales, getattr(module, "biases", None)
+            if biases is not None:
+                # In float32, as MLX multiplies: in bfloat16 code times scale would be rounded before the bias is added.
+                scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
+            weight = mx.dequantize(module.weight, scales, biases, **how)
             found[f"{name}.weight"] = weight.astype(mx.float32)
     mx.save_safetensors(str(Path(out) / "meant.safetensors"), found)
     (Path(out) / "meant.safetensors").rename(Path(out) / "meant.dequantised")

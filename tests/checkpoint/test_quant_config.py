@@ -453,5 +453,7 @@ def test_gptqmodel_has_a_list_of_its_own():
 def test_modelopt_per_channel_and_per_token():
     found = claim({"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, Q_PROJ)
     assert found is not None and (found.format, found.activations) == ("fp8", "FP8_PER_CHANNEL_PER_TOKEN")
+    small = claim({"quant_method": "modelopt", "quant_algo": "mxfp4"}, Q_PROJ)  # as modelopt 0.47 writes it
+    assert small is not None and (small.format, small.activations) == ("mxfp4", "mxfp4")
     weights_only = claim({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, Q_PROJ)
     assert weights_only is not None and (weights_only.format, weights_only.activations) == ("int4", None)

@@ -157,6 +157,19 @@ def test_target_broken(headlong: Headlong, tensors: dict[str, torch.Tensor], tmp
     assert "cannot be served" in done.out and "norm.weight [384]" in done.out
 
 
+def test_a_refusal_stays_on_the_screen(
+    headlong: Headlong, tensors: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    stored = {name.replace("proj.weight", "proj.W_q"): tensor for name, tensor in tensors.items()}
+    folder = write_model(tmp_path, stored, quantization_config={"quant_method": "hqq"})
+    done = headlong("inspect", folder)
+    lines = done.out.splitlines()
+    assert done.code == 1 and len(lines) <= 24
+    assert any("quant_method 'hqq', which Headlong does not read" in line for line in lines)
+    assert "tensors, which --all lists" in done.out and lines[-1].endswith("more, which --verbose lists")
+    assert len(headlong("inspect", folder, "--all").out.splitlines()) > 100
+
+
 def test_unsupported_architecture(
     headlong: Headlong, tensors: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:

@@ -126,8 +126,48 @@ def test_packed_head_stays_packed(tmp_path: Path, name: str) -> None:
             assert new.formats[module] == format
 
 
+@pytest.mark.parametrize(
+    "how",
+    ["int4_g32", "gptq_v1", "awq", "nf4_nested", "torchao_int8", "mxfp4_blocks", "modelopt_int4_smooth"],
+)
+def test_a_packed_head_goes_along_and_back(tmp_path: Path, how: str) -> None:
+    """Onto floats with all its parts, `weight` among them or not; and floats go onto a model of such."""
+    made, packed = with_a_packed_head(tmp_path, how)
+    graft(made.folder, packed, tmp_path / "out", force=True)
+    old, new = checked(packed), checked(tmp_path / "out")
+    assert new.formats == old.formats and new.formats["mtp.fc.weight"].bits < 9
+    graft(packed, made.folder, tmp_path / "back", force=True)
+    assert checked(tmp_path / "back").formats == checked(made.folder).formats
+
+
 @pytest.mark.parametrize("how", ["int4_g32", "gptq_v1"])
-def test_a_head_without_a_tensor_called_weight(tmp_path: Path, how: str) -> None:
+def test_a_head_that_is_not_what_the_config_promises(tmp_path: Path, how: str) -> None:
+    """Symmetric codes in runs of columns, onto a model whose config says that all have zero points and an order."""
+    made, packed = with_a_packed_head(tmp_path, how)
+    weights = {"num_bits": 4, "type": "int", "symmetric": False, "actorder": "group", "group_size": 32}
+    compressed = {"quant_method": "compressed-tensors", "config_groups": {"g": {"targets": ["Linear"]}}}
+    compressed["config_groups"]["g"]["weights"] = weights
+    section = {"quant_method": "gptq", "bits": 4, "desc_act": True, "sym": False}
+    base = tmp_path / "base"
+    section = compressed if how == "int4_g32" else section
+    tiny.write(base, tiny.read_config(made.folder) | {"quantization_config": section}, tiny.tensors(made))
+    graft(base, packed, tmp_path / "out", force=True)
+    assert checked(tmp_path / "out").formats["mtp.fc.weight"].bits < 9
+
+
+def test_a_head_that_only_its_own_config_can_tell(tmp_path: Path) -> None:
+    """Quark's four bits: the model that it goes onto has no such config, so nothing is written."""
+    made, packed = with_a_packed_head(tmp_path, "quark_uint4")
+    says = {"global_quant_config": {"weight": {"dtype": "uint4"}}, "export": {"pack_method": "reorder"}}
+    config = tiny.read_config(packed) | {"quantization_config": {"quant_method": "quark", **says}}
+    (packed / "config.json").write_text(json.dumps(config))
+    assert checked(packed).formats["mtp.fc.weight"].label.startswith("quark int4")
+    with pytest.raises(HeadError, match="can be read in several ways: quantization_config must say"):
+        graft(made.folder, packed, tmp_path / "out", force=True)
+    assert not (tmp_path / "out").exists()
+
+
+def with_a_packed_head(tmp_path: Path, how: str) -> tuple[tiny.Tiny, Path]:
     made = tiny.make(tmp_path / "made", "dense", hidden_size=64, intermediate_size=128, head_dim=16)
     stored = {}
     for name, weight in tiny.tensors(made).items():
@@ -137,9 +177,7 @@ def test_a_head_without_a_tensor_called_weight(tmp_path: Path, how: str) -> None
         stored |= {stem + part: tensor for part, tensor in parts.items()} or {name: weight}
     (tmp_path / "packed").mkdir()
     tiny.write(tmp_path / "packed", tiny.read_config(made.folder), stored)
-    graft(made.folder, tmp_path / "packed", tmp_path / "out", force=True)
-    old, new = checked(tmp_path / "packed"), checked(tmp_path / "out")
-    assert new.formats == old.formats and new.formats["mtp.fc.weight"].label.startswith(how[:4])
+    return made, tmp_path / "packed"
 
 
 @pytest.mark.parametrize("head", ["mtp.safetensors", "mtp-tale.gguf"])

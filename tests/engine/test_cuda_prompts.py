@@ -1,5 +1,5 @@
-"""Prompt = decode on a GPU, bit for bit: a token's hidden state and logits are the same whether it was read in a prompt,
-in any chunks, or decoded; in models whose weights are large enough for the kernels of many tokens."""
+"""Prompt = decode on a GPU, bit for bit: a token's hidden state and logits are the same whether it was read in a
+prompt, in any chunks, or decoded; in models whose weights are large enough for the kernels of many tokens."""
 
 import pytest
 import torch

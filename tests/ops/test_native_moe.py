@@ -167,7 +167,9 @@ def test_weights_it_cannot_take_are_left_to_others(where):
     weights = weights_of("int8 channel")
     hidden = sizes_of("int8 channel")[0]
     parts = packing.pack(draw(hidden, hidden, seed=0), "fp8_channel")
-    parts["weight"].view(torch.uint8)[0, 0] = 0x7F  # NaN
+    parts["weight"].view(torch.uint8)[0, :2] = torch.tensor(
+        [0x7F, 0x80], dtype=torch.uint8
+    )  # NaN, minus zero
     foreign = detect(packing.header(parts), (hidden, hidden), {}).pack(parts, (hidden, hidden))
     experts = [*(weights.load(e) for e in range(EXPERTS)), weights.shared]
     experts[where] = ExpertWeights([foreign] * 2, foreign)

@@ -5,8 +5,9 @@ What the libraries encode is kept in tests/data/sentencepiece, written by `relea
 
 import contextlib
 import json
-import re
+import random
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,17 @@ import pytest
 from headlong import LLM, SamplingParams
 from headlong.checkpoint.source import EMBEDDED
 from headlong.errors import CheckpointError, RequestError
+from headlong.text.charsmap import Charsmap
 from headlong.text.sentencepiece_model import read_model
 from headlong.text.sentencepiece_tokenizer import SentencePieceTokenizer, tokenizer_from_sentencepiece
 
 DATA = Path(__file__).parent.parent / "data" / "sentencepiece"
 TEXTS = json.loads((DATA / "texts.json").read_text())
 CHATS = json.loads((DATA / "chats.json").read_text())
-IN_A_CLUSTER = re.compile("[\u3000\u00a0\uff21\uff41\u00bd\ufb01\u200b][\u0301\u200d]")
-"""A character that the models' tables replace, with a mark after it: the library drops the mark."""
+
+
+def read_pieces(model: str) -> list[str]:
+    return read_model(DATA / f"{model}.model").tokens
 
 
 def built(folder: Path, model: str = "bpe", **files: Any) -> SentencePieceTokenizer:
@@ -38,13 +42,61 @@ def built(folder: Path, model: str = "bpe", **files: Any) -> SentencePieceTokeni
 def test_ids_are_those_of_sentencepiece(tmp_path, model):
     tokenizer = built(tmp_path, model)
     replaces = bool(read_model(tmp_path / "tokenizer.model").charsmap)
-    assert replaces == (model != "bpe") and len(TEXTS["texts"]) > 300
-    compared = 0
+    assert replaces == (model != "bpe") and len(TEXTS["texts"]) > 400
     for text, wanted in zip(TEXTS["texts"], TEXTS[model], strict=True):
-        if not (replaces and IN_A_CLUSTER.search(text)):
-            assert tokenizer.encode(text, add_special_tokens=False) == wanted, repr(text)
-            compared += 1
-    assert compared > 330
+        assert tokenizer.encode(text, add_special_tokens=False) == wanted, repr(text)
+
+
+def test_the_longest_key_is_replaced_wherever_clusters_end(tmp_path):
+    """The library itself takes the shortest, and what follows in the cluster is lost."""
+    tokenizer = built(tmp_path, "plain")
+    for text, meant in {
+        "\u00bd\u0301": "1/2\u0301",
+        "e\u0301\u0301": "\u00e9\u0301",
+        "\u1112\u1161\u11ab\u11ab": "\ud55c\u11ab",
+        "\u2025\u2025\u2025\u2025": "!\u2025",
+        "\uff8a\uff8a\uff9f": "\u30cf\u30d1",
+    }.items():
+        normalizer = tokenizer._backend.normalizer
+        assert normalizer is not None and normalizer.normalize_str(text) == meant
+
+
+def test_any_bytes_are_a_table_or_none():
+    """What a step of ours raised the library would swallow, so nothing may."""
+    chance = random.Random(3)
+    read = 0
+    for _ in range(300):
+        size = chance.randint(0, 30) * 4
+        head = struct.pack("<I", chance.choice((size, size, 4, 7)))
+        try:
+            table = Charsmap(head + chance.randbytes(size + chance.randint(0, 9)))
+        except ValueError:
+            continue
+        read += 1
+        assert isinstance(table.replaced("any té\u0301xt\0\U0001f642"), str)
+    assert read > 100
+
+
+def test_special_tokens_that_replacements_would_make_are_text(tmp_path):
+    """Replaced is what lies between special tokens, which were found before."""
+    tokenizer = built(tmp_path, "plain", added_tokens={"1/2": len(read_pieces("plain"))})
+    (special,) = tokenizer.encode("1/2", add_special_tokens=False)
+    assert special not in tokenizer.encode("\u00bd", add_special_tokens=False)
+
+
+def test_tokenizers_that_encode_alike_have_one_fingerprint(tmp_path):
+    folders = [tmp_path / name for name in ("one", "two", "three")]
+    for folder in folders:
+        folder.mkdir()
+    one, two = built(folders[0], "plain"), built(folders[1], "plain")
+    assert one.fingerprint == two.fingerprint != built(folders[2], "unigram").fingerprint
+
+
+def test_equally_likely_ways_are_told(tmp_path, caplog):
+    built(tmp_path, "bpe")
+    assert not caplog.text
+    built(tmp_path, "plain")
+    assert "equally likely" in caplog.text and caplog.text.count("\n") == 1
 
 
 def test_text_comes_back(tmp_path):

@@ -18,6 +18,8 @@ from headlong.quant.plain import PlainFormat
 
 log = logging.getLogger(__name__)
 HEAD = "mtp."
+PROMISES = ("symmetric", "desc_act")
+"""What a hint promises of parts that must be there, of matrices by the config's own tool. A head may be another's."""
 
 
 class Detector:
@@ -30,6 +32,11 @@ class Detector:
         self._names = names
         self.config = QuantConfig(checkpoint.config, checkpoint.quant_config, checkpoint.quantize_config)
         """What the config claims of modules."""
+        if (place := self.config.rotation) is not None:
+            raise CheckpointError(
+                f"{checkpoint.folder}: the config (quant_method {self.config.method!r}) says that inputs are rotated "
+                f"as the model runs ({place}), which Headlong does not do: without it the weights mean nothing"
+            )
         self._is_gguf = checkpoint.is_gguf
         self._head_hint = dict(head_hint or {})
         self._formats: dict[tuple[str, Shape], Format] = {}
@@ -52,7 +59,7 @@ class Detector:
         claim = self.config.claim(_disk_module(infos), module)
         hint = dict(claim.hint) if claim is not None else {}
         if name.startswith(HEAD):
-            hint |= self._head_hint
+            hint = {key: value for key, value in hint.items() if key not in PROMISES} | self._head_hint
         try:
             found = formats.detect(parts, shape[-2:], hint)
         except CheckpointError as error:

@@ -79,6 +79,11 @@ class QuantConfig:
             method = "mlx"
         self.method = method if isinstance(method, str) else None
 
+    @property
+    def rotation(self) -> str | None:
+        """Where the config says that inputs of matrices are rotated as the model runs; None where it does not."""
+        return words.rotation(self.data, self.older)
+
     def claim(self, *names: str) -> Claim | None:
         """What the config says of a module that goes by these `names`; None where there is no config."""
         if self.method is None:
@@ -103,7 +108,7 @@ class QuantConfig:
             yield from _strings(self.data.get(key))
 
     def _hint(self, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        keys = ("bits", "group_size", "weight_block_size", "mode")
+        keys = ("bits", "group_size", "weight_block_size", "mode", "desc_act")
         given = {key: self.data[key] for key in keys if self.data.get(key) is not None}
         return {"method": self.method} | given | words.gptq_hint(self.data, self.older) | dict(known or {})
 
@@ -135,6 +140,8 @@ class QuantConfig:
                     "group_size": group_size,
                     "weight_block_size": weights.get("block_structure"),
                     "weights": weights,
+                    "symmetric": weights.get("symmetric"),
+                    "desc_act": weights.get("actorder") in words.ORDERED_GROUPS,
                 }
                 claim = Claim(
                     words.numbers(weights),
@@ -207,7 +214,7 @@ class QuantConfig:
 
     def _rounded(self, data: Mapping[str, Any], rule: str) -> Claim:
         known = {key: data[key] for key in ("bits", "group_size") if data.get(key) is not None}
-        known |= words.auto_round_hint(data)
+        known |= {"symmetric": data.get("sym")} | words.auto_round_hint(data)
         return Claim(words.auto_round(data), rule, self._hint(known), words.auto_round_activations(data))
 
     def _quark(self, names: tuple[str, ...]) -> Claim:
@@ -227,8 +234,10 @@ class QuantConfig:
             return Claim(None, "include_input_output_embeddings is not true")
         for module, own in _objects(words.torchao_modules(self.data)):
             if any(_matches(module, name) for name in names):
-                return Claim("torchao" if own else None, f"quant_type: {module!r}", self._hint())
-        return Claim("torchao", "quant_method 'torchao'", self._hint())
+                hint = self._hint(words.torchao_hint(own))
+                return Claim("torchao" if own else None, f"quant_type: {module!r}", hint)
+        hint = self._hint(words.torchao_hint(self.data.get("quant_type")))
+        return Claim("torchao", "quant_method 'torchao'", hint)
 
 
 def _is_outside_layers(names: tuple[str, ...]) -> bool:

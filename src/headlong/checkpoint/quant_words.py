@@ -32,6 +32,8 @@ _ALGORITHMS = {
 }
 _WEIGHTS_ONLY = ("W4A16_NVFP4", "W4A16_AWQ", "INT4_AWQ", "W8A16", "INT8_WO", "FP8_PB_WO", "INT8")
 """The algorithms of modelopt that leave activations alone."""
+ORDERED_GROUPS = ("group", "dynamic", True)
+"""The `actorder` of compressed-tensors under which each column has a group of its own choice."""
 _QUARK = {
     "fp8_e4m3": "fp8",
     "fp8_e5m2": "fp8",
@@ -47,8 +49,9 @@ def algorithm(name: Any, rule: str, hint: dict[str, Any]) -> tuple[str, str, dic
     """What modelopt's name of an algorithm claims, with the rule and the hint as they were given."""
     if not isinstance(name, str):
         return "unknown", rule, hint, None
-    activations = name if name in _ALGORITHMS and name not in _WEIGHTS_ONLY else None
-    return _ALGORITHMS.get(name, name.lower()), rule, hint, activations
+    known = name.upper()  # some are written in small letters
+    activations = name if known in _ALGORITHMS and known not in _WEIGHTS_ONLY else None
+    return _ALGORITHMS.get(known, name.lower()), rule, hint, activations
 
 
 def numbers(weights: Mapping[str, Any]) -> str:
@@ -144,6 +147,52 @@ def torchao_modules(data: Mapping[str, Any]) -> Any:
     return {name: own for name, own in modules.items() if name != "_default"}
 
 
+def torchao_hint(way: Any) -> dict[str, Any]:
+    """Whether codes have zero points, of a way to pack: the word stands at some depth of it."""
+    if not isinstance(way, Mapping):
+        return {}
+    mapping = way.get("mapping_type")
+    if isinstance(mapping, Mapping) and isinstance(mapping.get("_data"), str):
+        return {"symmetric": mapping["_data"] != "ASYMMETRIC"}
+    if str(way.get("_type")).startswith("Int8WeightOnly"):
+        return {"symmetric": True}
+    inner = (way.get(key) for key in ("default", "_data"))
+    return next((found for each in inner if (found := torchao_hint(each))), {})
+
+
+def rotation(data: Mapping[str, Any], older: Mapping[str, Any]) -> str | None:
+    """Where the config says that inputs of matrices are rotated as the model runs. The matrices hold the inverse, and
+    no tensor need say so. Rotations that are part of the weights change nothing."""
+    if data.get("rotation_config"):
+        return "rotation_config"
+    for section in (data, older):  # GPT-QModel
+        if section.get("rotation") or _mapping(section.get("meta")).get("rotation"):
+            return "rotation"
+    for scheme in _mappings(_mapping(_mapping(data.get("transform_config")).get("config_groups")).values()):
+        for place in _mappings(scheme.get("apply")):
+            if not str(place.get("location")).startswith("weight_"):
+                return f"transform_config: location {place.get('location')!r}"
+    for algorithm in _mappings(data.get("algo_config")):
+        for key in ("r4", "online_r1_rotation"):
+            if algorithm.get("name") in ("rotation", "quarot") and algorithm.get(key):
+                return f"algo_config: {key}"
+    return None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _mappings(values: Any) -> list[Mapping[str, Any]]:
+    """The mappings among some values; a mapping that stands alone counts as a list of one."""
+    if isinstance(values, Mapping):
+        values = [values]
+    try:
+        return [value for value in values or () if isinstance(value, Mapping)]
+    except TypeError:
+        return []
+
+
 def quark(weight: Mapping[str, Any]) -> str:
     kind = str(weight.get("dtype"))
     return _QUARK.get(kind, kind)
@@ -153,7 +202,7 @@ def quark_hint(data: Mapping[str, Any], weight: Mapping[str, Any]) -> dict[str, 
     """How codes lie in words, and of what they are."""
     export = data.get("export")
     method = export.get("pack_method") if isinstance(export, Mapping) else None
-    return {"dtype": weight.get("dtype"), "pack_method": method}
+    return {"dtype": weight.get("dtype"), "pack_method": method, "symmetric": weight.get("symmetric")}
 
 
 def quark_activations(chosen: Any) -> str | None:

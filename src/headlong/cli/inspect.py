@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from headlong.cli.modules import Module
 
 EXIT_NOT_SERVABLE = 1
-MAX_UNFIT = 8
-"""Rows of the table of a model that does not fit."""
 EPILOG = """\
 Reads the headers of the weight files, not the weights. The exit code is 0 if `headlong run` could serve the
 model with the same engine options, 1 if not; the reason is the last thing printed.
@@ -150,12 +148,11 @@ def _print(facts: "Facts", *, every: bool) -> None:
     out = console()
     out.print(str(facts.folder))
     out.print(_architecture_line(facts))
-    # Of a model that does not fit every tensor is a row of its own, and what is wrong comes after the table.
-    shown = facts.modules if every or facts.config is not None else facts.modules[:MAX_UNFIT]
-    if shown:
-        out.print(_table(shown))
-    if len(shown) < len(facts.modules):
-        out.print(f"and {len(facts.modules) - len(shown)} more, which --all lists")
+    # Of a model that does not fit every tensor is a row of its own, and what is wrong shall stay on the screen.
+    if facts.modules and (every or facts.config is not None):
+        out.print(_table(facts.modules))
+    elif facts.modules:
+        out.print(f"{summary.counted(len(facts.modules), 'tensor')}, which --all lists")
     for reason, names in _reasons(facts).items():
         others = f" and {len(names) - 1} more" if len(names) > 1 else ""
         out.print(f"why:    {names[0]}{others}: {reason}")

@@ -61,6 +61,8 @@ class AwqGemvFormat(Format):
             return None
         if zeros.shape != (out_features, words) or scales.shape != (out_features, words * PER_WORD):
             return None
+        if _is_gptq(parts, shape, hint):
+            return None
         for name in ("qweight", "qzeros"):
             expect(parts, name, ("I32",))
         expect(parts, "scales", SCALE_BITS)
@@ -94,6 +96,22 @@ class AwqGemvFormat(Format):
             qzeros_OW=parts["qzeros"],
             scales_OG=scales,
         )
+
+
+def _is_gptq(parts: Mapping[str, Part], shape: Shape, hint: Mapping[str, Any]) -> bool:
+    """Whether parts that have the shapes of this layout are GPTQ's, whose four bits in groups of 8 have the same where
+    there are eight inputs to an output. Only the config can tell."""
+    out_features, in_features = shape
+    scales, zeros = parts["scales"].shape, parts["qzeros"].shape
+    if in_features != PER_WORD * out_features or zeros != (scales[0], ceil(out_features / PER_WORD)):
+        return False
+    method = hint.get("method")
+    if method in ("awq", "gptq"):
+        return method == "gptq"
+    raise CheckpointError(
+        f"qweight {list(parts['qweight'].shape)} of a weight of {list(shape)} is GPTQ's or AWQ's (GEMV): give "
+        "`quant_method` in quantization_config"
+    )
 
 
 @dataclass(frozen=True, eq=False)

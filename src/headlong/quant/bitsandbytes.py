@@ -108,9 +108,12 @@ class Bnb4Format(Format):
     def pack(self, parts: Mapping[str, Tensor], shape: Shape) -> "Bnb4Weight":
         out_features, in_features = shape
         state = self._state(parts[STATE + self.kind], shape)
-        offset = state.get("nested_offset", 0.0) if self.nested else 0.0
+        offset = state.get("nested_offset") if self.nested else 0.0
         if not isinstance(offset, int | float):
-            raise CheckpointError(f"nested_offset is {offset!r} and must be a number")
+            raise CheckpointError(
+                f"{STATE}{self.kind} says nested_offset {offset!r}, which must be a number: without it largest "
+                "magnitudes are others"
+            )
         return Bnb4Weight(
             self,
             out_features,
@@ -136,10 +139,9 @@ class Bnb4Format(Format):
         wanted = {"quant_type": self.kind, "blocksize": self.block, "shape": list(shape)}
         wanted |= {"nested_blocksize": self.nested} if self.nested else {}
         for key, value in wanted.items():
-            if not isinstance(state, dict) or state.get(key, value) != value:
-                raise CheckpointError(
-                    f"{STATE}{self.kind} says {key} {state[key]!r} where tensors say {value!r}"
-                )
+            said = state.get(key) if isinstance(state, dict) else None
+            if said != value:
+                raise CheckpointError(f"{STATE}{self.kind} says {key} {said!r} where tensors say {value!r}")
         return state
 
 

@@ -31,6 +31,7 @@ from headlong.quant.parts import (
     check_in_range,
     even_group,
     expect,
+    expect_stated,
     row_numbers,
 )
 
@@ -56,6 +57,8 @@ class CompressedInts(Format):
     zero_point: str | None = None
     """The dtype of the zero points, I32 (words along the rows) or I8; None if the codes are symmetric."""
     act_order: bool = False
+    says_symmetric: bool = False
+    """Whether the config says that zero points, where there are any, are 0."""
     scale_bits: int = 16
 
     @property
@@ -66,7 +69,8 @@ class CompressedInts(Format):
     @property
     def label(self) -> str:
         group = {"group": self.group, "channel": None, "tensor": 0}[self.shared]
-        more = [word for word, there in (("asym", self.zero_point), ("act-order", self.act_order)) if there]
+        asymmetric = self.zero_point and not self.says_symmetric
+        more = [word for word, there in (("asym", asymmetric), ("act-order", self.act_order)) if there]
         return ints_label(self.width, group, *more)
 
     @property
@@ -104,7 +108,10 @@ class CompressedInts(Format):
         if "weight_g_idx" in parts:
             expect(parts, "weight_g_idx", ("I32", "I64"), (shape[1],))
         act_order = "weight_g_idx" in parts
-        return cls(width, group, shared, packed, zero_point, act_order, SCALE_BITS[scale.dtype])
+        order = "weight_g_idx" if shared == "group" and group < shape[1] else ""
+        expect_stated(parts, hint, zeros="weight_zero_point", order=order)
+        says = hint.get("symmetric") is True
+        return cls(width, group, shared, packed, zero_point, act_order, says, SCALE_BITS[scale.dtype])
 
     @staticmethod
     def _width(parts: Mapping[str, Part], shape: Shape, hint: Mapping[str, Any]) -> int:
@@ -115,10 +122,10 @@ class CompressedInts(Format):
             raise CheckpointError(
                 f"weight_packed has the shape {list(words)}, which holds no 2 to 8 bits of {list(shape)}"
             )
-        # Once four codes of 7 bits had a word to themselves, as four of 8 bits have.
-        if width == 8 and hinted == 7:
+        # Once codes did not cross words: four of 7 bits filled one, as four of 8 bits do.
+        if hinted in WIDTHS and hinted != width and words[1] == ceil(shape[1] / (WORD_BITS // hinted)):
             raise CheckpointError(
-                "weight_packed holds 8 bits by its shape and 7 by the config: save it again"
+                f"weight_packed holds {width} bits by its shape and {hinted} by the config: save it again"
             )
         expect(parts, "weight_shape", ("I64", "I32"), (2,))
         return width

@@ -24,6 +24,7 @@ from headlong.quant.parts import (
     RowWeight,
     by_group,
     check_finite,
+    check_sense,
     expect,
     row_numbers,
 )
@@ -40,6 +41,8 @@ ROWS_AT_A_TIME = 1024
 """How many rows are looked through at a time for what is not finite."""
 LEAST_NOT_FINITE = {torch.float8_e4m3fn: 0x7F, torch.float8_e5m2: 0x7C}
 """The least byte, without its sign, that is infinite or NaN."""
+MINUS_ZERO = 0x80
+FP8_MAX = 448.0
 
 Block = tuple[int, int]
 
@@ -101,8 +104,13 @@ class Fp8Format(Format):
         scale = check_finite(
             self.scale_name, scale.view(torch.float8_e8m0fnu) if scale.dtype is torch.uint8 else scale
         )
+        # Floats of five exponent bits may be as they were, without any scale to speak of.
+        if scale.element_size() > 1 and scale.numel() and self.dtype == "F8_E4M3":
+            check_sense(self.scale_name, float(scale.abs().max()) * FP8_MAX)
         grid = (ceil(out_features / rows), ceil(in_features / columns))
-        return Fp8Weight(self, out_features, in_features, self.block, parts["weight"], scale.view(grid))
+        weight = Fp8Weight(self, out_features, in_features, self.block, parts["weight"], scale.view(grid))
+        weight.check_zero()
+        return weight
 
 
 def _shared_by(
@@ -220,6 +228,17 @@ class Fp8Weight(RowWeight):
             bool((rows & 0x7F >= least).any())
             for rows in self.weight_OD.view(torch.uint8).split(ROWS_AT_A_TIME)
         )
+
+    def check_zero(self) -> None:
+        """An error where codes are those of e4m3fnuz, whose NaN is the minus zero of e4m3, and whose largest number is
+        its NaN."""
+        if self.weight_OD.dtype is not torch.float8_e4m3fn or self._finite:
+            return
+        if not bool((self.weight_OD.view(torch.uint8) == MINUS_ZERO).any()):
+            raise CheckpointError(
+                "weight holds NaN and no minus zero: it is in e4m3fnuz, which cannot be read, or damaged; "
+                "convert it to e4m3fn"
+            )
 
     def gathered(self) -> Gathered | None:
         if self._coding is not None or not self._finite:

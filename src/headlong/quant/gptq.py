@@ -24,7 +24,15 @@ from headlong.quant.ints import (
     unpack_fields,
     word_bits,
 )
-from headlong.quant.parts import SCALE_BITS, Rows, check_finite, expect, expect_grouped, row_numbers
+from headlong.quant.parts import (
+    SCALE_BITS,
+    Rows,
+    check_finite,
+    expect,
+    expect_grouped,
+    expect_stated,
+    row_numbers,
+)
 from headlong.quant.zero_points import (
     FIRST,
     MOST_ROWS,
@@ -87,6 +95,7 @@ class GptqFormat(Format):
         expect(parts, "qzeros", ("I32",), (groups, ceil(out_features * width / WORD_BITS)))
         if "g_idx" in parts:
             expect(parts, "g_idx", ("I32", "I64"), (in_features,))
+        expect_stated(parts, hint, zeros="qzeros", order="g_idx" if groups > 1 else "")
         offset, stated = version_by_config(hint)
         # With a list of each column's group it does not matter how long runs would be.
         group = fitting_group("scales", in_features, groups, hint.get("group_size"), certain="g_idx" in parts)

@@ -93,9 +93,15 @@ def pick_dense(words_GW: Tensor, index_N: Tensor, bits: int, count: int) -> Tens
 
 def word_bits(words: int, count: int, allowed: tuple[int, ...], hinted: Any) -> int | None:
     """The width of fields of which `count` fill so many words; where several widths do, the one that the config
-    names. Widths whose fields cross words are told from the others where words are full."""
+    names, and without one it is an error. Widths whose fields cross words are told from the others where words are
+    full."""
     likely = [bits for bits in allowed if bits == hinted or WORD_BITS % bits == 0 or count % WORD_BITS == 0]
     fitting = [bits for bits in likely if ceil(count * bits / WORD_BITS) == words]
+    if hinted not in fitting and len(fitting) > 1:
+        raise CheckpointError(
+            f"{words} words hold {count} codes of {fitting[0]} bits or of {fitting[1]}: give `bits` in "
+            "quantization_config"
+        )
     return hinted if hinted in fitting else fitting[0] if fitting else None
 
 

@@ -24,6 +24,7 @@ from headlong.quant.parts import (
     RowWeight,
     by_group,
     check_finite,
+    check_sense,
     even_group,
     expect,
     expect_grouped,
@@ -34,6 +35,7 @@ SCALE_BITS = 8
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1 = (*_MAGNITUDES, *(-magnitude for magnitude in _MAGNITUDES))
+E2M1_MAX = 6.0
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,8 @@ class Nvfp4Format(Format):
             raise CheckpointError(
                 f"{self.global_name} is 0, so the weight has no values: the file is damaged"
             )
+        factor = 1 / float(overall) if self.divides else float(overall)
+        check_sense(self.global_name, abs(E2M1_MAX * _largest(scale) * factor), divides=self.divides)
         out_features, in_features = shape
         return Nvfp4Weight(
             self,
@@ -109,6 +113,12 @@ class Nvfp4Format(Format):
             scale,
             overall.view(()),
         )
+
+
+def _largest(scale: Tensor) -> float:
+    """The largest magnitude among eight-bit floats, whose bytes are in their order."""
+    codes = scale.view(torch.uint8).bitwise_and(0x7F)
+    return float(codes.max().view(torch.float8_e4m3fn).float()) if codes.numel() else 0.0
 
 
 @dataclass(frozen=True, eq=False)

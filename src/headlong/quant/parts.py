@@ -6,6 +6,7 @@ Knows dtypes, shapes and values; nothing of how codes are packed.
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ FLOAT_BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16}
 SCALE_BITS = {"F32": 32, "F16": 16, "BF16": 16, "F8_E8M0": 8}
 POWERS = ("U8", "F8_E8M0")
 """The dtypes that exponents are stored in: powers of two, a byte each."""
+LARGEST_WEIGHT = 2.0**12
+"""No matrix has weights as large. Scales of FP8 that are taken for their inverse make them so where the largest weight
+is below 49, those of NVFP4 where it is below 1,764."""
 SCALAR_SHAPES: tuple[Shape, ...] = ((), (1,), (1, 1))
 
 _KEPT_IN_FLOAT = "it quantises activations, which Headlong keeps in float"
@@ -59,6 +63,27 @@ def expect_grouped(
         have = "have" if name == "scales" else "has"
         raise CheckpointError(f"{name} {have} the shape {list(part.shape)}, which must be {wanted}")
     return part, part.shape[1 - axis]
+
+
+def expect_stated(parts: Mapping[str, Part], hint: Mapping[str, Any], *, zeros: str, order: str = "") -> None:
+    """An error where the config says of these codes what their parts lack: the weights would be read without it, as
+    others that nobody meant. `zeros` and `order` name the parts that would hold zero points and the columns' groups."""
+    if hint.get("symmetric") is False and zeros not in parts:
+        raise CheckpointError(f"{zeros} is missing, and the config says that codes are not symmetric")
+    if order and hint.get("desc_act") is True and order not in parts:
+        raise CheckpointError(
+            f"{order} is missing, and the config says that groups are in the order of activations"
+        )
+
+
+def check_sense(name: str, largest: float, *, divides: bool = False) -> None:
+    """An error where the largest weight would be larger than any is, as it is where a scale is multiplied with that
+    divides, or the other way round: no dtype and no shape tells the two apart."""
+    if largest > LARGEST_WEIGHT:
+        done, other = ("divides", "multiplies") if divides else ("multiplies", "divides")
+        raise CheckpointError(
+            f"{name} {done} here and would make weights as large as {largest:.3g}: it is one that {other}, or damaged"
+        )
 
 
 def even_group(name: str, columns: int, groups: int) -> int:

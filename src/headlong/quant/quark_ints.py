@@ -15,7 +15,15 @@ from headlong.errors import CheckpointError
 from headlong.quant.awq import PER_WORD, PLACES, WIDTH, AwqWeight
 from headlong.quant.format import Format, Part, Shape
 from headlong.quant.ints import ints_label
-from headlong.quant.parts import SCALE_BITS, Rows, check_finite, even_group, expect, expect_grouped
+from headlong.quant.parts import (
+    SCALE_BITS,
+    Rows,
+    check_finite,
+    even_group,
+    expect,
+    expect_grouped,
+    expect_stated,
+)
 
 ORDERS = {"reorder": PLACES, "order": tuple(range(PER_WORD))}
 """Where in its word each feature lies, by the config's `pack_method`."""
@@ -35,11 +43,13 @@ class QuarkInts(Format):
     signed: bool
     order: str
     zero_points: bool
+    says_symmetric: bool = False
+    """Whether the config says that codes are symmetric, whose zero points are stored all the same."""
     scale_bits: int = 16
 
     @property
     def label(self) -> str:
-        more = ("asym",) if self.zero_points else ()
+        more = ("asym",) if self.zero_points and not self.says_symmetric else ()
         return f"quark {ints_label(WIDTH, None if self.group == self.columns else self.group, *more)}"
 
     @property
@@ -58,6 +68,7 @@ class QuarkInts(Format):
         scale, groups = expect_grouped(parts, "weight_scale", SCALE_BITS, out_features, axis=1)
         if "weight_zero_point" in parts:
             expect(parts, "weight_zero_point", ("I32",), (groups, words))
+        expect_stated(parts, hint, zeros="weight_zero_point")
         dtype, order = hint.get("dtype"), hint.get("pack_method")
         if dtype not in DTYPES or order not in ORDERS:
             raise CheckpointError(
@@ -66,7 +77,8 @@ class QuarkInts(Format):
             )
         group = even_group("weight_scale", in_features, groups)
         zero_points = "weight_zero_point" in parts
-        return cls(group, in_features, dtype == "int4", order, zero_points, SCALE_BITS[scale.dtype])
+        says = hint.get("symmetric") is True
+        return cls(group, in_features, dtype == "int4", order, zero_points, says, SCALE_BITS[scale.dtype])
 
     def pack(self, parts: Mapping[str, Tensor], shape: Shape) -> "QuarkWeight":
         out_features, in_features = shape

@@ -15,12 +15,11 @@ from torch.nn.functional import pad
 from headlong.errors import ConfigError
 from headlong.quant.compressed import CompressedInts
 from headlong.quant.format import Format
-from headlong.quant.fp8 import USUAL_BLOCK, Fp8Format
+from headlong.quant.fp8 import FP8_MAX, USUAL_BLOCK, Fp8Format
 
 RtnFormat = Literal["fp8", "fp8_block", "int8", "int4"]
 Parts = dict[str, Tensor]
 
-FP8_MAX = 448.0
 GROUPS = (128, 64, 32, 16)
 ROWS_AT_A_TIME = 4096
 """How many rows are in float32 at once: a multiple of a block's rows, and few beside the whole weight."""

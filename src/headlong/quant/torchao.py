@@ -18,7 +18,16 @@ from headlong.quant.compressed import CompressedIntsWeight
 from headlong.quant.format import Format, Grouped, Grouping, PackedWeight, Part, Shape
 from headlong.quant.fp8 import Fp8Weight
 from headlong.quant.ints import ints_label, unpack_fields
-from headlong.quant.parts import SCALE_BITS, Rows, RowWeight, by_group, check_finite, even_group, expect
+from headlong.quant.parts import (
+    SCALE_BITS,
+    Rows,
+    RowWeight,
+    by_group,
+    check_finite,
+    even_group,
+    expect,
+    expect_stated,
+)
 
 CODES, SCALES, ZEROS = "_weight_qdata", "_weight_scale", "_weight_zero_point"
 
@@ -35,6 +44,8 @@ class TorchaoFormat(Format):
     group: int
     columns: int
     zero_points: bool
+    says_symmetric: bool = False
+    """Whether the config says that codes are symmetric, whose zero points are stored all the same."""
     scale_bits: int = 16
 
     @property
@@ -42,7 +53,7 @@ class TorchaoFormat(Format):
         group = None if self.group == self.columns else self.group
         if self.dtype == "F8_E4M3":
             return "torchao fp8 channel" if group is None else f"torchao fp8 1x{group}"
-        more = ("asym",) if self.zero_points else ()
+        more = ("asym",) if self.zero_points and not self.says_symmetric else ()
         return f"torchao {ints_label(4 if self.dtype == 'U8' else 8, group, *more)}"
 
     @property
@@ -84,7 +95,10 @@ class TorchaoFormat(Format):
             expect(parts, ZEROS, SCALE_BITS, scales.shape)
         elif ZEROS in parts:
             expect(parts, ZEROS, ("I8",), scales.shape)
-        return cls(codes.dtype, group, in_features, ZEROS in parts, SCALE_BITS[scales.dtype])
+        if codes.dtype == "I8":
+            expect_stated(parts, hint, zeros=ZEROS)
+        says = hint.get("symmetric") is True and codes.dtype == "I8"
+        return cls(codes.dtype, group, in_features, ZEROS in parts, says, SCALE_BITS[scales.dtype])
 
     def pack(self, parts: Mapping[str, Tensor], shape: Shape) -> PackedWeight:
         out_features, in_features = shape

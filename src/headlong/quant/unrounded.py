@@ -14,11 +14,10 @@ from torch import Tensor
 from headlong.errors import CheckpointError
 from headlong.quant.compressed import CompressedInts
 from headlong.quant.format import Format, PackedWeight, Part, Shape
-from headlong.quant.fp8 import Fp8Format
+from headlong.quant.fp8 import FP8_MAX, Fp8Format
 from headlong.quant.parts import ACTIVATION_PARTS, FLOAT_BITS, expect
 
 ROWS_AT_A_TIME = 1024
-FP8_MAX = 448.0
 
 
 @dataclass(frozen=True)

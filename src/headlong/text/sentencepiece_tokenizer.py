@@ -5,19 +5,24 @@ first, as `transformers` does: with `legacy` in tokenizer_config.json every part
 in front, else only the beginning of the text.
 """
 
-import base64
+import hashlib
+import logging
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Encoding
+from tokenizers import Encoding, normalizers
+from tokenizers import Tokenizer as Backend
 
 from headlong.errors import CheckpointError
+from headlong.text.charsmap import Charsmap
 from headlong.text.pieces import SPACE, added_tokens, around, backend_of, bpe_of_scores, unescaping
 from headlong.text.sentencepiece_model import UNIGRAM, SentencePieceModel, read_model
 from headlong.text.tokenizer import SPECIAL_NAMES, Tokenizer, is_of_library, read_companions, read_config
 
+log = logging.getLogger(__name__)
 FILE = "tokenizer.model"
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _BYTE = r"<(?=0x[0-9A-F]{2}>)"
@@ -25,9 +30,31 @@ _BYTE = r"<(?=0x[0-9A-F]{2}>)"
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """Puts the first space before a text itself: the library would leave it out where a text begins with one."""
+    """Puts the first space before a text itself: the library would leave it out where a text begins with one. Replaces
+    characters itself, too, since the library looks at clusters of them."""
 
     _begin: re.Pattern[str] | None = None
+    _charsmap = b""
+
+    def replace_characters(self, compiled: bytes) -> None:
+        """Replaces characters by this table before what the library does to a text."""
+        first = normalizers.Normalizer.custom(Charsmap(compiled))
+        self._charsmap, self._rest = compiled, self._backend.normalizer
+        self._backend.normalizer = normalizers.Sequence([first, self._rest])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        if not self._charsmap:
+            return super().fingerprint
+        # The library cannot write down a step that is not its own.
+        written = Backend(self._backend.model)
+        written.normalizer = self._rest
+        written.pre_tokenizer, written.post_processor = (
+            self._backend.pre_tokenizer,
+            self._backend.post_processor,
+        )
+        written.add_tokens([token for _, token in sorted(self._backend.get_added_tokens_decoder().items())])
+        return hashlib.sha256(written.to_str().encode() + self._charsmap).hexdigest()
 
     def begin_with_space(self) -> None:
         """Puts a space before every text that does not begin with a special token."""
@@ -53,6 +80,8 @@ def tokenizer_from_sentencepiece(folder: Path) -> Tokenizer | None:
         prefix = model.add_dummy_prefix and config.get("add_prefix_space") is not False
         everywhere = prefix and config.get("legacy") is True
         found = SentencePieceTokenizer(backend_of(_body(model, config, prefix, everywhere)), config, template)
+        if model.charsmap:
+            found.replace_characters(model.charsmap)
     except CheckpointError as error:
         raise CheckpointError(f"{folder}: {error}") from error
     except BaseException as error:  # the library raises bare `Exception` for every fault, or panics
@@ -61,6 +90,11 @@ def tokenizer_from_sentencepiece(folder: Path) -> Tokenizer | None:
         raise CheckpointError(
             f"{path} and the files beside it make no tokenizer ({error!r}); download them again"
         ) from error
+    if model.model_type == UNIGRAM:
+        log.warning(
+            "%s: a unigram model: of two equally likely ways to cut a text SentencePiece, rounding, may take the other",
+            path,
+        )
     if prefix and not everywhere:
         found.begin_with_space()
     return found
@@ -150,9 +184,6 @@ def _end(config: Mapping[str, Any], ids: Mapping[str, int], name: str, wanted: b
 
 def _normalizers(model: SentencePieceModel, prefix: bool, everywhere: bool) -> list[dict[str, Any]]:
     steps: list[dict[str, Any]] = []
-    if model.charsmap:
-        charsmap = base64.b64encode(model.charsmap).decode()
-        steps.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
     if model.remove_extra_whitespaces:
         steps.append(_replaced({"Regex": " {2,}"}, " "))
         if everywhere or not prefix:
