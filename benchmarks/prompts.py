@@ -51,7 +51,7 @@ class Reader:
             max_rows=rows,
             max_context=context + GENERATED,
             gpu_memory_fraction=0.95,
-            cache_tokens=cache_tokens or rows * (context + 64),
+            cache_tokens=cache_tokens or rows * (context + GENERATED),
             chunk_tokens=chunk,
             prefix_cache=False,
         )
