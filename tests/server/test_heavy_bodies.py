@@ -296,7 +296,9 @@ def test_no_body_stops_the_others(tmp_path):
                 slow[name] = round(pause), round(seconds, 2), round(peak_mb(server.pid) - base)
         print(slow)
         assert {name: one for name, one in slow.items() if one[0] > 100} == {}
-        assert {name: one for name, one in slow.items() if one[1] > 10 and name not in SLOW_GRAMMARS | ANSWERS} == {}
+        assert {
+            name: one for name, one in slow.items() if one[1] > 10 and name not in SLOW_GRAMMARS | ANSWERS
+        } == {}
         assert peak_mb(server.pid) - base < 600
     finally:
         server.terminate()
