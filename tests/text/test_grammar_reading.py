@@ -29,6 +29,84 @@ AMBIGUOUS = {
 }
 
 
+CHAIN = {f"a{one}": [{"$ref": f"#/$defs/a{one + 1}"}] * 2 for one in range(40)}
+LOOP = {
+    "a": {"anyOf": [{"$ref": "#/$defs/b"}, {"$ref": "#/$defs/a"}]},
+    "b": {"anyOf": [{"$ref": "#/$defs/a"}]},
+}
+BOUNDED = {
+    "intersections in a rule": Grammar(
+        "lark", "start: A B\nA: /(a{17})*/ & /(a{19})*/\nB: /(b{13})*/ & /(b{11})*/"
+    ),
+    "a complement of intersections": Grammar(
+        "lark", "start: A\nA: ~(/(.|\\n)*a(.|\\n){40}/ & ~/(.|\\n)*b(.|\\n){39}/)"
+    ),
+    "repetitions of a rule": Grammar("lark", 'start: a~1..100000\na: "x"~1..1000'),
+    "repetitions inside of repetitions": Grammar("lark", 'start: (((("x"~1..50)~1..50)~1..50)~1..50)~1..50'),
+    "rules that say nothing": Grammar("lark", "start: a*\na: b*\nb: c*\nc: start?"),
+    "rules that begin with themselves": Grammar("lark", 'start: start start | start start start | "a" |'),
+    "alternatives that are alike": Grammar("regex", "(a|a)*(a|b|ab)*(ab|a|b){500}"),
+    "optional letters": Grammar("regex", "((((((a?){50}){50}){50}){50}){50})"),
+    "letters far apart": Grammar("regex", ".*a.{60}"),
+    "references to each other": Grammar("json_schema", json.dumps({"$ref": "#/$defs/a", "$defs": LOOP})),
+    "references that only refer": Grammar(
+        "json_schema", json.dumps({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}})
+    ),
+    "two of two of two": Grammar(
+        "json_schema",
+        json.dumps(
+            {
+                "$ref": "#/$defs/a0",
+                "$defs": {name: {"anyOf": parts} for name, parts in CHAIN.items()}
+                | {"a40": {"type": "null"}},
+            }
+        ),
+    ),
+    "all of all of all": Grammar(
+        "json_schema",
+        json.dumps(
+            {
+                "$ref": "#/$defs/a0",
+                "$defs": {name: {"allOf": parts} for name, parts in CHAIN.items()}
+                | {"a40": {"type": "null"}},
+            }
+        ),
+    ),
+    "a quarter of a megabyte of values": Grammar(
+        "json_schema", json.dumps({"enum": ["x" * 100 + str(number) for number in range(2400)]})
+    ),
+    "names of many patterns": Grammar(
+        "json_schema",
+        json.dumps(
+            {
+                "type": "object",
+                "patternProperties": {f"^[a-z]*{one}[a-z]*$": {"type": "string"} for one in range(80)},
+            }
+        ),
+    ),
+    "prefixes of each other": Grammar("choice", json.dumps(["a" * count for count in range(1, 400)])),
+    "brackets": Grammar("gbnf", "root ::= " + "(" * 400 + '"a"' + ")*" * 400),
+}
+"""Forms that say little and mean much, or nothing."""
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_forms_of_every_class_take_a_moment(compiler, tokenizer, name):
+    with pieces.here() as longest:
+        try:
+            path = path_of(compiler, BOUNDED[name])
+            for _ in range(3):
+                (mask,) = path.masks([], 0, 1)
+                bits = range(tokenizer.vocab_size) if mask is not None else ()
+                token = next((one for one in bits if mask[one >> 3] >> (one & 7) & 1 and one != 2), None)
+                if path.failure is not None or token is None:
+                    break
+                path.advance([token])
+        except RequestError as error:
+            assert 20 < len(str(error)) < 1000
+    assert longest.seconds < 0.1, longest
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tale) -> Tokenizer:
     """One with a token of very many spaces, as those of large vocabularies have them."""
