@@ -76,10 +76,10 @@ wheels: $(STAMP)         ## the wheels for x86-64 and 64-bit ARM on Linux, built
 
 # In an environment of its own, since its package is made for few machines; MINUTES for each target.
 MINUTES ?= 5
-fuzz: $(STAMP)           ## readers of strangers' bytes, fed by atheris: MINUTES for each of five targets
+fuzz: $(STAMP)           ## readers of strangers' bytes, fed by atheris: MINUTES for each of six targets
 	@test -x .fuzz/bin/python || $(PYTHON) -m venv .fuzz
 	.fuzz/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . "atheris>=3.0"
-	for target in safetensors gguf tokenizer chat sse; do \
+	for target in safetensors gguf tokenizer vocabulary chat sse; do \
 	  nice .fuzz/bin/python tests/fuzz/run.py $$target -max_total_time=$$((60 * $(MINUTES))) || exit 1; done
 
 docs: $(STAMP)           ## the site from docs/, into site/; links that lead nowhere are errors

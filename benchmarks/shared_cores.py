@@ -1,10 +1,11 @@
 """How several servers share this machine's cores: tokens per second of each, alone and together.
 
-    python benchmarks/shared_cores.py [--servers 3] [--seconds 5] [--turns 2] [--formats fp8_e5m2,gptq_actorder]
+    python benchmarks/shared_cores.py [--servers 1,3] [--seconds 5] [--turns 2] [--formats fp8_e5m2,gptq_actorder]
+        [--policies asleep,spinning]
 
 Runs `headlong serve` with the embedded model, in turns with threads that wait asleep, as the server has it, and with
 threads that spin, as OpenMP has it: without native kernels, where torch multiplies, or with them and its projections
-packed in each of the formats, as tests/support/packing.py names them. Prints one JSON line.
+packed in each of the formats, as tests/support/packing.py names them. Prints a line of JSON for each result.
 """
 
 import argparse
@@ -113,29 +114,25 @@ def together(count: int, seconds: float, policy: str, model: Path | None = None)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--servers", type=int, default=3)
+    parser.add_argument(
+        "--servers", type=lambda counts: [int(one) for one in counts.split(",")], default=[1, 3]
+    )
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--formats", type=lambda names: names.split(","), default=[])
+    parser.add_argument("--policies", type=lambda names: names.split(","), default=list(POLICIES))
     args = parser.parse_args()
+    print(json.dumps({"cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0]}), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         models = {how: packed(Path(folder), how) for how in args.formats} or {"without native kernels": None}
-        results = [
-            {
-                "turn": turn,
-                "model": name,
-                "servers": count,
-                "policy": policy,
-                "tokens_per_second": [
-                    round(each, 1) for each in together(count, args.seconds, policy, model)
-                ],
-            }
-            for turn in range(args.turns)
-            for name, model in models.items()
-            for count in (1, args.servers)
-            for policy in POLICIES
-        ]
-    print(json.dumps({"cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0], "results": results}))
+        for turn in range(args.turns):
+            for name, model in models.items():
+                for count in args.servers:
+                    for policy in args.policies:
+                        found = together(count, args.seconds, policy, model)
+                        said = {"turn": turn, "model": name, "servers": count, "policy": policy}
+                        speeds = [round(each, 1) for each in found]
+                        print(json.dumps(said | {"tokens_per_second": speeds}), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from headlong import small_files
 from headlong.checkpoint.checkpoint import Checkpoint
+from headlong.checkpoint.gguf import read_gguf
+from headlong.checkpoint.safetensors import read_file
 from headlong.checkpoint.source import EMBEDDED
+from headlong.checkpoint.tensor_info import TensorInfo, map_tensor, read_tensor
 from headlong.errors import HeadlongError
 from headlong.speculate import frequencies
 from headlong.text.template import read_template
@@ -61,6 +65,23 @@ def test_a_checkpoint(model: Path, make: Callable[[Path], None], name: str) -> N
     make(model / name)
     with pytest.raises(HeadlongError, match=SAID):
         Checkpoint.open(model)
+
+
+@pytest.mark.parametrize("make", [pipe, device, folder])
+@pytest.mark.parametrize("read", [read_tensor, map_tensor])
+def test_weights_that_were_replaced_after_the_header_was_read(
+    model: Path, make: Callable[[Path], None], read: Callable[[TensorInfo], torch.Tensor]
+) -> None:
+    """Nobody waits for the writer of a pipe, and nothing is read from a device."""
+    name = "model-00001-of-00003.safetensors"
+    info = next(one for one in read_file(model / name)[0].values() if one.nbytes)
+    info.file.unlink()
+    make(info.file)
+    with pytest.raises(HeadlongError, match=r"cannot be read.*(no regular file|is a folder)"):
+        read(info)
+    for reader in (read_file, read_gguf):
+        with pytest.raises(HeadlongError, match="no such file"):
+            reader(info.file)
 
 
 @STRANGE

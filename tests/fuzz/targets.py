@@ -37,6 +37,35 @@ TOOLS = [
         },
     }
 ]
+CALLS = {
+    "hermes": '<think>a</think>b<tool_call>\n{"name": "f", "arguments": {"count": 1}}\n</tool_call>c',
+    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=text>\nx\n</parameter>\n</function>\n</tool_call>",
+    "glm45": "<tool_call>f\n<arg_key>text</arg_key>\n<arg_value>x</arg_value>\n</tool_call>",
+    "glm47": "<tool_call>f<arg_key>text</arg_key><arg_value>x</arg_value></tool_call>",
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
+    '{"count": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>"
+    '{"count": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "deepseek_v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="text" '
+    'string="true">x</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+    "deepseek_v4": '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="count" string="false">1'
+    "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
+    '{"count": 1}<|tool_call_end|><|tool_calls_section_end|>',
+    "mistral": '[THINK]a[/THINK][TOOL_CALLS] [{"name": "f", "arguments": {"count": 1}}]',
+    "mistral_args": '[TOOL_CALLS]f[ARGS]{"count": 1}',
+    "harmony": "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary to=functions.f "
+    '<|constrain|>json<|message|>{"count": 1}<|call|>',
+    "llama3_json": '{"name": "f", "parameters": {"count": 1}}',
+}
+"""A call in each format."""
+FORMATS = [
+    *(
+        (name, "harmony" if name == "harmony" else "mistral" if "mistral" in name else "think")
+        for name in CALLS
+    ),
+    *((name, "none") for name in CALLS),
+]
 _folder = Path(
     tempfile.mkdtemp(prefix="headlong-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
 )
@@ -84,22 +113,30 @@ def sse(data: bytes) -> None:
 
 
 def chat(data: bytes) -> None:
-    """An answer in each format gives the same text, reasoning and calls however it is cut."""
+    """An answer gives the same text, reasoning and calls however it is cut; its first byte chooses the format."""
     from headlong.text.output import ChatFormat
 
-    text = data.decode("utf-8", "replace")
+    tools, reasoning = FORMATS[data[0] % len(FORMATS)] if data else FORMATS[0]
+    format = ChatFormat.detect(None, reasoning=reasoning, tools=tools)
+    text = data[1:].decode("utf-8", "replace")
     pieces = [piece for piece in _cut_text(text) if piece]
-    for tools in ("hermes", "qwen3_coder"):
-        for reasoning in ("none", "think"):
-            format = ChatFormat.detect(None, reasoning=reasoning, tools=tools)
-            whole, cut = (_joined(format, parts) for parts in ([text], pieces))
-            assert whole == cut, f"{tools}, {reasoning}: depends on how the text was cut"
+    whole, cut = (_joined(format, parts) for parts in ([text], pieces))
+    assert whole == cut, f"{tools}, {reasoning}: depends on how the text was cut"
+
+
+def vocabulary(data: bytes) -> None:
+    """tokenizer.json, as far as it is looked at before the library reads it."""
+    from headlong.text import tokenizer_file
+
+    with contextlib.suppress(HeadlongError):
+        tokenizer_file.check(_written("tokenizer.json", data))
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "safetensors": safetensors,
     "gguf": gguf,
     "tokenizer": tokenizer,
+    "vocabulary": vocabulary,
     "sse": sse,
     "chat": chat,
 }
@@ -123,14 +160,49 @@ def seeds(target: str) -> Iterator[bytes]:
             + struct.pack("<IQIQ", 1, 4, 0, 0)
             + bytes(64)
         )
+        for kind in (b"gpt2", b"llama"):
+            yield _gguf_vocabulary(kind)
     elif target == "tokenizer":
         yield (EMBEDDED / "tokenizer_config.json").read_bytes()
         yield b'{"chat_template": [{"name": "default", "template": "x"}], "eos_token": {"content": "</s>"}}'
     elif target == "sse":
         yield b'event: a\ndata: {"b": 1}\ndata: 2\r\n\r\n: note\n\ndata: [DONE]\n\n'
+    elif target == "vocabulary":
+        stages = {
+            "normalizer": {
+                "type": "Sequence",
+                "normalizers": [{"type": "Replace", "pattern": {"Regex": "a{2,9}"}}],
+            },
+            "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)b|\\\\s+"}, "behavior": "Isolated"},
+        }
+        model = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "b"]], "unk_token": "a"}
+        yield json.dumps({"added_tokens": [{"id": 0, "content": "a"}], "model": model} | stages).encode()
     else:
-        yield b'<think>a</think>b<tool_call>\n{"name": "f", "arguments": {"count": 1}}\n</tool_call>c'
-        yield b"<tool_call>\n<function=f>\n<parameter=text>\nx\n</parameter>\n</function>\n</tool_call>"
+        for number, (name, _) in enumerate(FORMATS):
+            yield bytes([number]) + CALLS[name].encode()
+
+
+def _gguf_vocabulary(kind: bytes) -> bytes:
+    """A file of metadata alone, which describe a tokenizer."""
+    tokens = [b"a", b"b", b"ab", b"<0x0A>", b"</s>"]
+    fields = {
+        b"model": (8, _string(kind)),
+        b"pre": (8, _string(b"qwen2")),
+        b"tokens": (9, _array(8, [_string(token) for token in tokens])),
+        b"scores": (9, _array(6, [struct.pack("<f", -number) for number in range(len(tokens))])),
+        b"token_type": (9, _array(5, [struct.pack("<i", one) for one in (1, 1, 1, 6, 3)])),
+        b"merges": (9, _array(8, [_string(b"a b")])),
+        b"eos_token_id": (4, struct.pack("<I", 4)),
+    }
+    written = [
+        _string(b"tokenizer.ggml." + key) + struct.pack("<I", code) + value
+        for key, (code, value) in fields.items()
+    ]
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, len(fields)) + b"".join(written)
+
+
+def _array(code: int, items: list[bytes]) -> bytes:
+    return struct.pack("<IQ", code, len(items)) + b"".join(items)
 
 
 def _string(data: bytes) -> bytes:

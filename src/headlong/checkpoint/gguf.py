@@ -21,6 +21,7 @@ import numpy as np
 from headlong.checkpoint.tensor_info import TORCH_DTYPES, TensorInfo
 from headlong.errors import CheckpointError
 from headlong.quant.gguf import BLOCK_SIZES
+from headlong.small_files import open_regular
 
 MAX_HEADER_BYTES = 2**27
 """Far above any real header (10 MB with 250,000 tokens), far below what would exhaust memory."""
@@ -120,7 +121,7 @@ def read_gguf(path: str | Path) -> GgufFile:
     try:
         if not path.is_file():
             raise CheckpointError(f"{path}: no such file")
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             amount = _FIRST_READ
             while True:

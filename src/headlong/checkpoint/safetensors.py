@@ -5,12 +5,15 @@ inside the file, or raises a `CheckpointError` that names the file, the tensor a
 of shards, of folders or of what a tensor is for.
 """
 
+import os
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from headlong.checkpoint.strict_json import MAX_JSON_BYTES, parse_object
 from headlong.checkpoint.tensor_info import TORCH_DTYPES, TensorInfo
 from headlong.errors import CheckpointError
+from headlong.small_files import open_regular
 
 MAX_ELEMENTS = 2**48
 MAX_RANK = 32
@@ -25,8 +28,8 @@ def read_file(path: str | Path) -> tuple[dict[str, TensorInfo], dict[str, Any]]:
     try:
         if not path.is_file():
             raise CheckpointError(f"{path}: no such file")
-        with path.open("rb") as file:
-            size = path.stat().st_size
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
             header = _read_header_bytes(path, file, size)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
@@ -40,7 +43,7 @@ def read_file(path: str | Path) -> tuple[dict[str, TensorInfo], dict[str, Any]]:
     return {info.name: info for info in infos}, metadata
 
 
-def _read_header_bytes(path: Path, file: BinaryIO, size: int) -> bytes:
+def _read_header_bytes(path: Path, file: FileIO, size: int) -> bytes:
     prefix = file.read(_LENGTH_BYTES)
     if len(prefix) < _LENGTH_BYTES:
         raise CheckpointError(f"{path}: {size} bytes is too short for a safetensors file; fetch it again")

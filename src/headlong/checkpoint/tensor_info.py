@@ -11,6 +11,7 @@ import torch
 
 from headlong.errors import CheckpointError
 from headlong.quant.gguf import BLOCK_SIZES
+from headlong.small_files import open_regular
 
 TORCH_DTYPES = {
     "F64": torch.float64,
@@ -103,7 +104,7 @@ def map_tensor(info: TensorInfo) -> torch.Tensor:
     first = info.start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
     before = info.start - first
     try:
-        with info.file.open("rb", buffering=0) as file:
+        with open_regular(info.file) as file:
             pages = mmap.mmap(file.fileno(), before + info.nbytes, access=mmap.ACCESS_COPY, offset=first)
     except ValueError:
         raise CheckpointError(f"{info.file}: tensor {info.name!r}: the file ends inside it") from None
@@ -124,7 +125,7 @@ def read_into(info: TensorInfo, out: torch.Tensor, staging: torch.Tensor | None 
         return
     flat, dtype = out.view(-1), info.stored_dtype
     try:
-        with info.file.open("rb", buffering=0) as file:
+        with open_regular(info.file) as file:
             file.seek(info.start)
             # Not for torch.bool: a stray byte other than 0 and 1 in one is undefined behaviour.
             if flat.dtype is dtype and flat.device.type == "cpu" and dtype is not torch.bool:

@@ -3,6 +3,7 @@
 `headlong deploy` runs it; `build` makes the same of the arguments in a config that `serve deploy` takes.
 """
 
+import gc
 import hashlib
 import json
 import re
@@ -70,6 +71,8 @@ class ServedReplica(Replica):
     ) -> None:
         tracing.start("headlong-replica")
         engine = LocalEngines().load(model, EngineConfig(**options, map_files=False), silent)
+        gc.collect()
+        gc.freeze()  # to look for garbage among all modules takes long, and nothing else runs meanwhile
         super().__init__(engine, serve.get_replica_context().replica_id.unique_id, version, repr(placement))
 
 

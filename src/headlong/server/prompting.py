@@ -14,13 +14,16 @@ from headlong.params import Grammar, SamplingParams
 from headlong.server.generation import Job
 from headlong.server.model import Model
 from headlong.server.schemas.base import Sampling
-from headlong.server.schemas.chat import ChatRequest, NamedTool
+from headlong.server.schemas.chat import ChatRequest, Message, NamedTool
 from headlong.server.settings import Settings
+from headlong.server.weighing import MAX_COST, cost
 from headlong.text.messages import prepare_messages, template_variables
 from headlong.text.tools.grammar import check_tools
 
 MAX_PROMPT_LOGPROBS = 1 << 18
 """The most log-probabilities of prompts that one answer tells: more take seconds to write down."""
+MAX_ARGUMENTS_CHARS = 1 << 20
+"""The longest arguments of one call."""
 DRAFTING_FIELDS = {"draft_tokens": "speculative.mtp", "verify": "speculative.verify"}
 """The names that every dialect has for these fields of `SamplingParams`."""
 
@@ -68,6 +71,7 @@ def render(model: Model, body: ChatRequest) -> Prompted:
     """The conversation as the model's own template writes it."""
     codec = model.client.text
     _check_open(body)
+    _check_arguments(body.messages)
     sent = [message.model_dump(exclude_none=True, exclude={"prefix"}) for message in body.messages]
     messages = model.format.prepare(prepare_messages(sent))
     tools = None
@@ -122,6 +126,24 @@ def _check_open(body: ChatRequest) -> None:
         )
     if body.add_generation_prompt:
         raise RequestError(f"add_generation_prompt: does not go with {name}; send false or leave it out")
+
+
+def _check_arguments(messages: Iterable[Message]) -> None:
+    """Raises where the arguments of calls, which are JSON inside of strings, take long to read."""
+    left = MAX_COST
+    for place, message in enumerate(messages):
+        for number, call in enumerate(message.tool_calls or ()):
+            given = call.function.arguments
+            if not isinstance(given, str):
+                continue
+            left -= (
+                cost(given.encode("utf-8", "replace")) if len(given) <= MAX_ARGUMENTS_CHARS else MAX_COST + 1
+            )
+            if left < 0:
+                raise RequestError(
+                    f"messages[{place}].tool_calls[{number}].function.arguments: all arguments have too many values, "
+                    f"or these more than {MAX_ARGUMENTS_CHARS} characters; send less"
+                )
 
 
 def _lead(model: Model, message: Mapping[str, Any], text: str) -> str:

@@ -6,7 +6,6 @@ and one record of the request. A dialect brings an `Encoder`; nothing here knows
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
@@ -19,6 +18,7 @@ from headlong.errors import HeadlongError
 from headlong.server.errors import CLIENT_GONE, ApiError, as_api_error
 from headlong.server.generation import Generation, Job, Piece, Result
 from headlong.server.observer import Observer
+from headlong.server.writing import beside, written
 
 log = logging.getLogger(__name__)
 DONE = "data: [DONE]\n\n"
@@ -50,18 +50,14 @@ class ClientGone(Exception):
 def event(data: Any, name: str | None = None) -> str:
     """One server-sent event."""
     head = "" if name is None else f"event: {name}\n"
-    return f"{head}data: {dumps(data)}\n\n"
-
-
-def dumps(data: Any) -> str:
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return f"{head}data: {written(data)}\n\n"
 
 
 class JsonReply(Response):
     media_type = "application/json"
 
     def __init__(self, data: Any, status_code: int = 200, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(dumps(data).encode("utf-8", "replace"), status_code, dict(headers or {}))
+        super().__init__(written(data).encode("utf-8", "replace"), status_code, dict(headers or {}))
 
 
 class Exchange:
@@ -95,7 +91,7 @@ class Exchange:
         async with self.held:
             with self.recorded():
                 await unless_gone(self._request.receive, self._run(None))
-                return JsonReply(encoder.whole(self._generation.result))
+                return await beside(lambda: JsonReply(encoder.whole(self._generation.result)))
 
     def stream(self, encoder: Encoder, media_type: str = SERVER_SENT) -> Response:
         return _Stream(self, encoder, media_type)
@@ -109,16 +105,25 @@ class Exchange:
                     {"type": "http.response.body", "body": text.encode("utf-8", "replace"), "more_body": True}
                 )
 
+        async def write_piece(piece: Piece) -> None:
+            await write(
+                await beside(lambda: encoder.piece(piece)) if self._is_long(piece) else encoder.piece(piece)
+            )
+
         try:
-            await write(encoder.start())
-            await self._run(lambda piece: write(encoder.piece(piece)))
-            await write(encoder.end(self._generation.result))
+            await write(await beside(encoder.start))
+            await self._run(write_piece)
+            await write(await beside(lambda: encoder.end(self._generation.result)))
         except Exception as error:
             told = _told(error)
             self._record.failed(told)
             self._request.state.error = told
-            await write(encoder.error(told))
+            await write(await beside(lambda: encoder.error(told)))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _is_long(self, piece: Piece) -> bool:
+        """Whether a dialect may tell a whole block once more, with the log-probabilities of all its tokens."""
+        return self.job.params.logprobs is not None and any(one.what == "closed" for one in piece.changes)
 
     async def _run(self, write: Callable[[Piece], Awaitable[None]] | None) -> None:
         try:

@@ -4,6 +4,7 @@ Translates the body into a `ChatRequest`; `responses_encoder` says the answer, `
 `response_tools` knows what tools are offered as.
 """
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -58,15 +59,11 @@ async def responses(request: Request) -> Response:
     server = request.app.state.server
     store: ResponseStore = server.responses
     owner = request.state.caller.name
-    before = _before(store, body, owner)
+    before = await asyncio.to_thread(_before, store, body, owner)
     offered = OfferedTools.of(body.tools)
     server.left_out.name_tools(request, offered.left_out)
-    make = partial(
-        _job,
-        chat_body=as_chat(body, before, offered),
-        settings=server.settings,
-        job_id=f"resp_{request.state.id}",
-    )
+    chat_body = await asyncio.to_thread(as_chat, body, before, offered)
+    make = partial(_job, chat_body=chat_body, settings=server.settings, job_id=f"resp_{request.state.id}")
     with fields_named({**offered.renamed, **_FIELDS}):
         model, exchange = await admit(request, body.model, 1, make)
     blocks = exchange.result.choices[0].blocks
@@ -84,12 +81,11 @@ def _job(model: Model, chat_body: chat.ChatRequest, settings: Settings, job_id: 
     return chat_job(model, chat_body, settings, job_id, "responses")
 
 
-def _before(store: ResponseStore, body: ResponsesRequest, owner: str) -> tuple[Item, ...]:
+def _before(store: ResponseStore, body: ResponsesRequest, owner: str) -> list[Item]:
     """The conversation that the request goes on from."""
     if body.previous_response_id is None:
-        return ()
-    stored = store.get(body.previous_response_id, owner, "previous_response_id")
-    return (*stored.given, *stored.made)
+        return []
+    return store.get(body.previous_response_id, owner, "previous_response_id").conversation()
 
 
 def as_chat(
@@ -155,7 +151,7 @@ def _messages(body: ResponsesRequest, before: Sequence[Item], offered: OfferedTo
         messages.add(chat.Message(role="system", content=body.instructions))
     for place, item in enumerate([*before, *_items(body.input)], start=-len(before)):
         messages.take(item, place)
-    return messages.done
+    return messages.end()
 
 
 class _Messages:
@@ -165,9 +161,16 @@ class _Messages:
     def __init__(self, offered: OfferedTools) -> None:
         self.done: list[chat.Message] = []
         self._offered = offered
+        self._instructions: list[str] = []
+        """What the first message is made of, if it is instructions."""
 
     def add(self, message: chat.Message) -> None:
         self.done.append(message)
+
+    def end(self) -> list[chat.Message]:
+        if self._instructions:
+            self.done[0].content = "\n\n".join([str(self.done[0].content), *self._instructions])
+        return self.done
 
     def take(self, item: Item, place: int) -> None:
         match item:
@@ -189,7 +192,7 @@ class _Messages:
     def _instruct(self, text: str) -> None:
         """Adds instructions to the conversation; those that come before anything else become one message."""
         if len(self.done) == 1 and self.done[0].role == "system":
-            self.done[0].content = f"{self.done[0].content}\n\n{text}"
+            self._instructions.append(text)
         else:
             self.add(chat.Message(role="system", content=text))
 
@@ -197,7 +200,8 @@ class _Messages:
         turn = self._turn()
         name = self._offered.offered_name(item.name, item.namespace)
         function = chat.CalledFunction(name=name, arguments=arguments)
-        turn.tool_calls = [*(turn.tool_calls or ()), chat.ToolCall(id=item.call_id, function=function)]
+        turn.tool_calls = turn.tool_calls or []
+        turn.tool_calls.append(chat.ToolCall(id=item.call_id, function=function))
 
     def _turn(self, *without: str) -> chat.Message:
         """The assistant's message that comes last, if it has none of the fields `without`; else a new one."""

@@ -6,6 +6,7 @@ get 503, running ones have `drain_timeout` to end; a second one does not wait.
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -61,6 +62,9 @@ async def _run(
     leave: Callable[[], None],
 ) -> None:
     asyncio.get_running_loop().set_exception_handler(LoopErrors())
+    # To look for garbage among all modules takes more than a tenth of a second, in which nothing else runs.
+    gc.collect()
+    gc.freeze()
     pool = ModelPool(settings, loader)
     model = await pool.start(default_progress())
     app = build_app(settings, pool, auth)

@@ -1,41 +1,36 @@
 """What can be done with a stored response of `/v1/responses`: read it, list what it was given, forget it."""
 
+import json
+
 from starlette.requests import Request
 from starlette.responses import Response
 
 from headlong.server.reply import JsonReply
 from headlong.server.response_store import Stored
+from headlong.server.writing import beside
 
 
 async def show(request: Request) -> Response:
-    return JsonReply(_stored(request).response)
+    text = _stored(request).response
+    return await beside(lambda: Response(text.encode("utf-8", "replace"), media_type=JsonReply.media_type))
 
 
 async def input_items(request: Request) -> Response:
     """Lists the items before the response, the last first unless `order` is asc, at most `limit` of them, `after`
     one."""
     stored, query = _stored(request), request.query_params
-    items = [
-        {"id": f"item_{stored.response['id']}_{place}", **item.model_dump(exclude_none=True)}
-        for place, item in enumerate(stored.given)
-    ]
-    if query.get("order") != "asc":
-        items.reverse()
-    ids = [item["id"] for item in items]
-    after = query.get("after")
-    items = items[ids.index(after) + 1 if after in ids else 0 :]
-    limit = query.get("limit", "")
-    count = min(max(int(limit), 1), 100) if limit.isdecimal() and len(limit) < 9 else 20
-    shown = items[:count]
-    return JsonReply(
-        {
-            "object": "list",
-            "data": shown,
-            "first_id": shown[0]["id"] if shown else None,
-            "last_id": shown[-1]["id"] if shown else None,
-            "has_more": len(items) > len(shown),
-        }
-    )
+    ids = {f"item_{stored.id}_{place}": place for place in range(len(stored.given))}
+    listed = list(ids) if query.get("order") == "asc" else list(ids)[::-1]
+    after, limit = query.get("after", ""), query.get("limit", "")
+    listed = listed[listed.index(after) + 1 if after in ids else 0 :]
+    shown = listed[: min(max(int(limit), 1), 100) if limit.isdecimal() and len(limit) < 9 else 20]
+
+    def reply() -> Response:
+        data = [{"id": one, **json.loads(stored.given[ids[one]])} for one in shown]
+        ends = {"first_id": shown[0] if shown else None, "last_id": shown[-1] if shown else None}
+        return JsonReply({"object": "list", "data": data, **ends, "has_more": len(listed) > len(shown)})
+
+    return await beside(reply)
 
 
 async def delete(request: Request) -> Response:

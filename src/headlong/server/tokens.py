@@ -2,9 +2,7 @@
 tabbyAPI does: the model's own tokenizer."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
-from typing import Any
+from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,14 +11,14 @@ from headlong.errors import RequestError
 from headlong.server.body import read_json
 from headlong.server.model import Model
 from headlong.server.prompting import render
-from headlong.server.reply import JsonReply, dumps
+from headlong.server.reply import JsonReply
 from headlong.server.schemas.chat import ChatRequest
 from headlong.server.schemas.completions import DecodeRequest, EncodeRequest
 from headlong.server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from headlong.text.tokenizer import Tokenizer
 
-PART = 1 << 13
-"""The entries of a list that are written at once."""
+MAX_TEXT_BYTES = 8 << 20
+"""The longest text that tokens are turned into."""
 
 
 async def tokenize(request: Request) -> Response:
@@ -39,28 +37,15 @@ async def tokenize(request: Request) -> Response:
 def _tokenized(model: Model, body: TokenizeRequest) -> Response:
     tokenizer, tokens = _tokenizer(model), _tokens(model, body)
     if body.content is not None:
-        pieces = ({"id": token, "piece": _piece(tokenizer, token)} for token in tokens)
-        return _listed({}, tokens=pieces if body.with_pieces else tokens)
-    names = (tokenizer.token_text(token) for token in tokens)
+        pieces = (
+            [{"id": token, "piece": _piece(tokenizer, token)} for token in tokens]
+            if body.with_pieces
+            else tokens
+        )
+        return JsonReply({"tokens": pieces})
+    names = [tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
     told = {"count": len(tokens), "max_model_len": model.client.description.max_len}
-    if not body.return_token_strs:
-        return _listed(told | {"token_strs": None}, tokens=tokens)
-    return _listed(told, tokens=tokens, token_strs=names)
-
-
-def _listed(told: dict[str, Any], **lists: Iterable[Any]) -> Response:
-    """An answer with long lists, written part by part: other threads run in between."""
-    text = dumps(told)[:-1]
-    for name, items in lists.items():
-        parts = [dumps(part)[1:-1] for part in _parts(items)]
-        text += f'{"," if len(text) > 1 else ""}"{name}":[{",".join(parts)}]'
-    return Response((text + "}").encode("utf-8", "replace"), media_type=JsonReply.media_type)
-
-
-def _parts(items: Iterable[Any]) -> Iterator[list[Any]]:
-    rest = iter(items)
-    while part := list(islice(rest, PART)):
-        yield part
+    return JsonReply(told | {"tokens": tokens, "token_strs": names})
 
 
 def _tokens(model: Model, body: TokenizeRequest) -> Sequence[int]:
@@ -89,8 +74,7 @@ async def detokenize(request: Request) -> Response:
     body = await read_json(request, DetokenizeRequest)
     pool, admin = request.app.state.server.pool, request.state.caller.admin
     async with pool.lease(body.model, admin=admin) as model:
-        text = await asyncio.to_thread(_known_text, _tokenizer(model), body.tokens, skip_special_tokens=False)
-    return JsonReply({"prompt": text, "content": text})
+        return await asyncio.to_thread(_decoded, model, body.tokens, ("prompt", "content"))
 
 
 async def encode(request: Request) -> Response:
@@ -103,25 +87,31 @@ async def encode(request: Request) -> Response:
 def _encoded(model: Model, body: EncodeRequest) -> Response:
     _tokenizer(model)
     tokens = model.client.text.encode(body.text, body.add_special_tokens)
-    return _listed({"length": len(tokens)}, tokens=tokens)
+    return JsonReply({"length": len(tokens), "tokens": tokens})
 
 
 async def decode(request: Request) -> Response:
     body = await read_json(request, DecodeRequest)
     pool, admin = request.app.state.server.pool, request.state.caller.admin
     async with pool.lease(body.model, admin=admin) as model:
-        text = await asyncio.to_thread(
-            _known_text, _tokenizer(model), body.tokens, skip_special_tokens=body.skip_special_tokens
-        )
-    return JsonReply({"text": text})
+        skip = body.skip_special_tokens
+        return await asyncio.to_thread(_decoded, model, body.tokens, ("text",), skip_special_tokens=skip)
 
 
-def _known_text(tokenizer: Tokenizer, tokens: list[int], *, skip_special_tokens: bool) -> str:
-    """The text of tokens, all of which must be in the vocabulary."""
+def _decoded(
+    model: Model, tokens: list[int], names: tuple[str, ...], *, skip_special_tokens: bool = False
+) -> Response:
+    """Answers with the text of tokens, all of which must be in the vocabulary, under each of the names."""
+    tokenizer, left = _tokenizer(model), MAX_TEXT_BYTES
     for place, token in enumerate(tokens):
         if not tokenizer.is_known(token):
             raise RequestError(f"tokens[{place}]: {token} is not in the vocabulary of {tokenizer.vocab_size}")
-    return tokenizer.decode(tokens, skip_special_tokens)
+        left -= len(tokenizer.token_bytes(token))
+        if left < 0:
+            raise RequestError(
+                f"tokens: their text has more than {MAX_TEXT_BYTES} bytes; send fewer at a time"
+            )
+    return JsonReply(dict.fromkeys(names, tokenizer.decode(tokens, skip_special_tokens)))
 
 
 def _tokenizer(model: Model) -> Tokenizer:

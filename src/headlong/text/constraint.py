@@ -23,8 +23,12 @@ MAX_GAP_TOKENS = 4
 a limit might write white space for ever."""
 MAX_MASK_SECONDS = 0.004
 """The processor time of a mask that others may wait for."""
+MAX_READING_SECONDS = 0.2
+"""The processor time that a row's slow tokens may take to be read."""
 WARY_MASKS = 16
 """A mask that took longer makes so many that follow it be made aside."""
+MANY_BYTES = 128
+"""The most bytes that are followed while others wait."""
 BYTES_PER_SECOND = 32 << 20
 """What a lexer may grow by while it makes masks."""
 
@@ -76,17 +80,22 @@ class MatcherFailed(Exception):
 
 class Matcher:
     """A matcher of the library and the tokens it has read. An error ends the library's matcher for good; this one then
-    builds another and reads its tokens again."""
+    builds another and reads its tokens again.
 
-    def __init__(self, grammar: CompiledGrammar) -> None:
+    Reading keeps the interpreter's lock, and under an ambiguous grammar a token of a hundred spaces takes seconds. So
+    tokens are read byte by byte, which comes to the same, unless the grammar is plain."""
+
+    def __init__(self, grammar: CompiledGrammar, in_bytes: Callable[[int], tuple[int, ...]]) -> None:
+        """`in_bytes` gives the tokens of one byte that a token is the same as."""
         self._grammar = grammar
-        self._read: list[int] = []
+        self._in_bytes = (lambda token: (token,)) if grammar.plain else in_bytes
+        self._read: list[tuple[int, ...]] = []
         self._wary = 0
         """The masks to come that are taken to be slow."""
         self.slow_seconds = 0.0
         """Processor time of all that took longer than others may wait for."""
         self.slow_reading = 0.0
-        """What of it tokens took to read: it keeps the interpreter's lock."""
+        """What of it tokens took to read."""
         self._restart()
 
     @property
@@ -104,18 +113,31 @@ class Matcher:
     def take(self, token: int) -> bool:
         """Reads a token; False, and no change, if the grammar does not allow it here."""
 
+        pieces, until = self._in_bytes(token), time.thread_time() + MAX_READING_SECONDS - self.slow_reading
+
         def read(matcher: LLMatcher) -> bool | None:
-            if matcher.try_consume_tokens([token]):
+            for count, piece in enumerate(pieces):
+                late = time.thread_time() > until
+                if not late and matcher.try_consume_tokens([piece]):
+                    continue
+                if count and not matcher.is_error():
+                    matcher.rollback(count)
+                if late:
+                    raise MatcherFailed(TOO_SLOW)
+                break
+            else:
                 return True
             # A lexer that met a limit refuses everything, without a word.
             allowed = matcher.compute_bitmask()[token >> 3] >> (token & 7) & 1
             return None if allowed else False
 
         before = self.slow_seconds
-        taken = self._ask(read)
-        self.slow_reading += self.slow_seconds - before
+        try:
+            taken = self._ask(read)
+        finally:
+            self.slow_reading += self.slow_seconds - before
         if taken:
-            self._read.append(token)
+            self._read.append(pieces)
         return taken
 
     def may_end(self) -> bool:
@@ -123,7 +145,7 @@ class Matcher:
 
     def back_to(self, count: int) -> None:
         """Unreads all but the first `count` tokens."""
-        surplus = len(self._read) - count
+        surplus = sum(map(len, self._read[count:]))
         del self._read[count:]
         if surplus and not self._matcher.rollback(surplus):
             self._restart()
@@ -134,11 +156,13 @@ class Matcher:
         why = ""
         for _ in range(2):
             started = time.thread_time()
-            answer = question(self._matcher)
-            spent = time.thread_time() - started
-            self._grammar.seconds += spent
-            if spent > MAX_MASK_SECONDS:
-                self.slow_seconds += spent
+            try:
+                answer = question(self._matcher)
+            finally:
+                spent = time.thread_time() - started
+                self._grammar.seconds += spent
+                if spent > MAX_MASK_SECONDS:
+                    self.slow_seconds += spent
             if answer is not None and not self._matcher.is_error():
                 return answer
             why = self._matcher.get_error()
@@ -148,8 +172,15 @@ class Matcher:
 
     def _restart(self) -> None:
         self._matcher = self._grammar.matcher()
-        for token in self._read:  # one at a time: the interpreter's lock is kept for each
-            self._matcher.try_consume_tokens([token])
+        for pieces in self._read:
+            for piece in pieces:  # one at a time: the interpreter's lock is kept for each
+                self._matcher.try_consume_tokens([piece])
+
+
+TOO_SLOW = (
+    f"reading its tokens took more than {MAX_READING_SECONDS:g} seconds of processor time; simplify it, so that a text "
+    "can be read in one way only, or lower max_tokens"
+)
 
 
 def explain(error: str) -> str:
@@ -181,7 +212,7 @@ class GrammarPath:
         self.failure: str | None = None
         self._vocabulary = vocabulary
         self._marker = marker
-        self._matcher = Matcher(grammar)
+        self._matcher = Matcher(grammar, vocabulary.in_bytes)
         self._drafts: list[int] = []
         """The drafts that were read on trial after the accepted output."""
         self._positions = [_Position("text" if marker is None else "free", 0, 0)]
@@ -213,6 +244,10 @@ class GrammarPath:
                 break
             found.append(position.mask)
         return found
+
+    def is_long(self, tokens: Sequence[int]) -> bool:
+        """Whether reading these may take long although no mask did: they are many bytes."""
+        return sum(len(self._vocabulary.tokens[token]) for token in tokens) > MANY_BYTES
 
     def has_read(self, tokens: Sequence[int]) -> bool:
         """Whether all of these were read on trial, so that to follow them takes no time."""

@@ -16,7 +16,7 @@ from headlong.errors import CheckpointError
 from headlong.text.gguf_splitting import SPLITTINGS, recognise
 from headlong.text.gguf_vocabulary import NORMALIZER_KEY, PREFIX, SPECIAL_ID_KEYS, tokenizer_files
 from headlong.text.pieces import TokenType, backend_of
-from headlong.text.tokenizer import Tokenizer
+from headlong.text.tokenizer import Tokenizer, is_of_library
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer | None:
@@ -40,7 +40,9 @@ def write_tokenizer(metadata: Mapping[str, Any], folder: Path) -> None:
 def _backend(whole: dict[str, Any]) -> Backend:
     try:
         return backend_of(whole)
-    except Exception as error:  # the library raises bare `Exception` for every fault
+    except BaseException as error:  # the library raises bare `Exception` for every fault, or panics
+        if not is_of_library(error):
+            raise
         raise CheckpointError(
             f"metadata keys '{PREFIX}*' make no tokenizer ({error}); convert the model again"
         ) from error

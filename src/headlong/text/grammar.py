@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -118,8 +119,10 @@ class GrammarCompiler:
         step, or have parts that cannot be taken back."""
         allowed = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
         first = next((int(t) for t in np.flatnonzero(allowed) if int(t) not in self._eos_ids), None)
-        if first is not None and matcher.try_consume_tokens([first]):
-            matcher.rollback(1)
+        pieces = () if first is None else self._of_library()[0].in_bytes(first)
+        read = sum(1 for _ in takewhile(lambda piece: matcher.try_consume_tokens([piece]), pieces))
+        if read:
+            matcher.rollback(read)
         if not matcher.is_error():
             return
         error = matcher.get_error()

@@ -9,14 +9,10 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-from headlong.text.constraint import MAX_MASK_SECONDS, GrammarPath
+from headlong.text.constraint import MAX_MASK_SECONDS, MAX_READING_SECONDS, GrammarPath
 
 MAX_ROW_SECONDS = 30.0
 """The processor time that all slow masks of a row may take."""
-MAX_READING_SECONDS = 0.2
-"""What of it tokens may take to be read, each of them more than a moment: everybody waits for that."""
-MANY_TOKENS = 32
-"""The number of tokens that may take long to follow, each of them a little."""
 _aside = ThreadPoolExecutor(1, "headlong-masks")
 """Makes masks of rows that are known to be slow one after the other, so that they take no more than one processor from
 the model."""
@@ -70,7 +66,7 @@ class GrammarConstraint:
         is_free = self._is_done(0.0) and not self._unread
         if self.failure is not None:
             return 0
-        late = not self._plain and (self.slow or len(tokens) > MANY_TOKENS)
+        late = not self._plain and (self.slow or self._path.is_long(tokens))
         if not is_free or (late and not self._path.has_read(tokens)):
             self._unread += tokens
             return len(tokens)

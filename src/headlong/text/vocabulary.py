@@ -30,6 +30,21 @@ class Vocabulary:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     @cached_property
+    def _of_bytes(self) -> dict[bytes, int]:
+        return {
+            text: token
+            for token, text in enumerate(self.tokens)
+            if len(text) == 1 and token not in self.special
+        }
+
+    def in_bytes(self, token: int) -> tuple[int, ...]:
+        """Tokens of one byte each that add the same to a text; the token alone where there are no such."""
+        if token in self.special:
+            return (token,)
+        found = [self._of_bytes.get(bytes([byte])) for byte in self.tokens[token]]
+        return tuple(one for one in found if one is not None) if found and None not in found else (token,)
+
+    @cached_property
     def blank(self) -> frozenset[int]:
         """The tokens that consist of white space alone."""
         return frozenset(

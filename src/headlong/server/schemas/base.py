@@ -25,6 +25,8 @@ MAX_PARTS = 10_000
 """The most parts of one message."""
 MAX_IDS = 1 << 20
 MAX_SCHEMA_CHARS = 1 << 18
+MAX_GRAMMAR_CHARS = 1 << 16
+"""A grammar's syntax is told by so much of it; no longer one is compiled."""
 _GBNF_RULE = re.compile(r"^[^\S\n]*[\w-]+[^\S\n]*::=", re.MULTILINE)
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=2**31)]
@@ -230,7 +232,7 @@ _ENCODER = json.JSONEncoder()
 
 def _syntax(grammar: str) -> GrammarKind:
     """GBNF has `::=` between a rule's name and what it stands for, Lark has `:`."""
-    return "gbnf" if _GBNF_RULE.search(grammar) else "lark"
+    return "gbnf" if _GBNF_RULE.search(grammar, 0, MAX_GRAMMAR_CHARS) else "lark"
 
 
 def _token_bias(bias: dict[str, float]) -> dict[int, float]:

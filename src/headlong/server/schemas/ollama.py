@@ -12,6 +12,7 @@ from headlong.server.schemas.fields import ollama as fields
 from headlong.server.schemas.rules import Rules
 
 _DURATION = re.compile(r"-?(?:\d+(?:\.\d+)?|(?:\d+(?:\.\d+)?(?:ns|us|µs|ms|s|m|h))+)")
+MAX_DURATION_CHARS = 64
 Name = Annotated[str, Field(min_length=1, max_length=512)]
 
 
@@ -21,7 +22,7 @@ def _whole(value: Any) -> Any:
 
 
 def _duration(value: float | str) -> float | str:
-    if isinstance(value, str) and not _DURATION.fullmatch(value):
+    if isinstance(value, str) and (len(value) > MAX_DURATION_CHARS or not _DURATION.fullmatch(value)):
         raise ValueError("must be seconds, or a duration such as '5m'")
     return value
 
