@@ -47,6 +47,8 @@ class Board:
         self._given: Counter[tuple[str, str]] = Counter()
         """What each replica was given, by its name and by kind."""
         self._heard = time.monotonic()
+        self.trouble: str | None = None
+        """Why no replica will come until somebody does something about it; None while one is there or may come."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="headlong-board", daemon=True)
 
@@ -72,6 +74,12 @@ class Board:
                 self._forget(name)
             if reports:
                 self._heard = now
+        self._note_trouble(None if self.has_any else self._fleet.trouble())
+
+    def _note_trouble(self, trouble: str | None) -> None:
+        if trouble is not None and trouble != self.trouble:
+            log.error("no replica serves: %s", trouble)
+        self.trouble = trouble
 
     def gave(self, replica: str, kind: Literal["requests", "taken_over", "repeated"], count: int) -> None:
         """A replica was given so many sequences; those of the other kinds are among the requests."""
