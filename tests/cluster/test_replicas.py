@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 import time
+from contextlib import aclosing
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -109,6 +110,25 @@ def test_those_who_are_gone_are_remembered(world, monkeypatch):
     assert world.front.stats().totals.generated_tokens == before
     monkeypatch.setattr("headlong.cluster.client.SILENT_SECONDS", 0.0)
     assert "no replica has answered" in world.front.failure
+
+
+def test_one_that_is_to_go_drains_as_long_as_it_has_calls(world, monkeypatch):
+    """Serve asks nobody who is to go, so it says nothing more; its streams go on to their ends."""
+
+    async def story():
+        params = SamplingParams(max_tokens=900, ignore_eos=True)
+        requests = await asyncio.to_thread(world.front.prepare, [(1, 2, 3)], params, "drains")
+        async with aclosing(world.front.stream(requests)) as chunks:
+            await anext(chunks)
+            world.fleet.silent.add("a")
+            monkeypatch.setattr(board, "GONE_SECONDS", 0.2)
+            await asyncio.sleep(0.3)
+            world.board.poll()
+            return [(one.id, one.state) for one in world.front.replicas()]
+
+    assert asyncio.run(story()) == [("a", "draining"), ("b", "ready")]
+    world.board.poll()
+    assert [(one.id, one.state) for one in world.front.replicas()] == [("b", "ready")], "it is no loss"
 
 
 def test_a_request_that_ends_replicas_is_not_to_be_sent_again():

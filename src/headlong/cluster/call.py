@@ -95,18 +95,19 @@ class Call:
                 self._replica, fingerprint = hello.replica, hello.fingerprint
                 self._note_given()
                 span.annotate({"headlong.replica": hello.replica})
-                async for item in items:
-                    if isinstance(item, OnTrial):
-                        rows = [row.request.id for row in self._open()]
-                        self._suspicion.try_alone(rows, work.alone, _now())
-                    elif isinstance(item, Refused):
-                        self._refuse(item)
-                    elif isinstance(item, Chunk) and not (row := self._rows[item.request_id]).ended:
-                        self._suspicion.take(item, _now())
-                        self._in_vain = 0
-                        if item.token_ids:
-                            self._fingerprint, self._unlike_since = fingerprint, None
-                        yield row.take(item)
+                with self._board.call(hello.replica):
+                    async for item in items:
+                        if isinstance(item, OnTrial):
+                            rows = [row.request.id for row in self._open()]
+                            self._suspicion.try_alone(rows, work.alone, _now())
+                        elif isinstance(item, Refused):
+                            self._refuse(item)
+                        elif isinstance(item, Chunk) and not (row := self._rows[item.request_id]).ended:
+                            self._suspicion.take(item, _now())
+                            self._in_vain = 0
+                            if item.token_ids:
+                                self._fingerprint, self._unlike_since = fingerprint, None
+                            yield row.take(item)
 
     async def _first(self, items: AsyncGenerator[Item, None]) -> Item:
         """Whoever answers. Nobody is there for as long as replicas begin; but one must be able to come."""
