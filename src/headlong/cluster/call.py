@@ -100,6 +100,7 @@ class Call:
                         if isinstance(item, OnTrial):
                             rows = [row.request.id for row in self._open()]
                             self._suspicion.try_alone(rows, work.alone, _now())
+                            log.warning("%s on trial at replica %s", ", ".join(rows), hello.replica)
                         elif isinstance(item, Refused):
                             self._refuse(item)
                         elif isinstance(item, Chunk) and not (row := self._rows[item.request_id]).ended:

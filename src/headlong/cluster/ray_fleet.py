@@ -51,7 +51,10 @@ class RayFleet:
         return [answer for answer in answers if isinstance(answer, Report)]
 
     def trouble(self) -> str | None:
-        return trouble(self._handle.app_name)
+        try:
+            return trouble(self._handle.app_name)
+        except (RayError, RayServeException, TimeoutError):
+            return None  # Serve itself begins anew
 
     def cancel(self, request_ids: Sequence[str]) -> None:
         self._handle.broadcast("cancel", list(request_ids))
