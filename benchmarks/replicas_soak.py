@@ -5,9 +5,9 @@
 
 A Ray of its own on loopback, and `headlong deploy --address` in front. Requests are drawn from a set whose every truth
 is known: what each gives alone on a server without replicas. First replicas are killed with SIGKILL, each time another
-one; then all are replaced by others with other settings, under the same load; then the front itself ends and begins
-again, and clients that were cut off ask once more. Ends in one JSON line, with exit code 1 if a request was lost or
-wrong.
+one; then all are replaced by others with other settings, under the same load, and then by one replica less; then the
+front itself ends and begins again, and clients that were cut off ask once more. Ends in one JSON line, with exit
+code 1 if a request was lost or wrong.
 """
 
 import argparse
@@ -122,18 +122,44 @@ def replicas() -> list[psutil.Process]:
     return [one for one in found if "ServeReplica" in one.name()]
 
 
-def kill_on(seconds: float, every: float, load: Load) -> list[float]:
+@dataclass
+class Seen:
+    """Every replica that the front told of, as it was told of last, and how long others took to take its place."""
+
+    replicas: dict[str, dict[str, Any]] = field(default_factory=dict)
+    starts: list[float] = field(default_factory=list)
+
+    def look(self, url: str, killed: float) -> None:
+        """`killed` is when one was killed last, in seconds since 1970."""
+        stats = httpx.get(f"{url}/v1/stats", timeout=30, trust_env=False).json()
+        for one in stats["replicas"]:
+            if one["id"] not in self.replicas and one["started"] > killed > 0:
+                self.starts.append(one["started"] - killed)
+            self.replicas[one["id"]] = one
+
+    @property
+    def resumed(self) -> int:
+        """Streams that replicas took over from others."""
+        return sum(one["taken_over"] for one in self.replicas.values())
+
+
+def kill_on(seconds: float, every: float, load: Load, seen: Seen) -> list[float]:
     """Kills a replica now and then. Returns when."""
-    rng, kills, end = random.Random(0), [], time.monotonic() + seconds
+    rng, kills, end, killed = random.Random(0), [], time.monotonic() + seconds, 0.0
     while time.monotonic() + every <= end:
         time.sleep(every)
+        seen.look(load.url, killed)
         alive = replicas()
         if alive:
             victim = rng.choice(alive)
             os.kill(victim.pid, signal.SIGKILL)
             kills.append(time.monotonic())
+            killed = time.time()
             counts = Counter(one.outcome for one in load.done)
-            print(f"killed {victim.pid}, {len(alive) - 1} are left; {dict(counts)}", flush=True)
+            print(
+                f"killed {victim.pid}, {len(alive) - 1} are left; {dict(counts)}; load {os.getloadavg()[0]:.1f}",
+                flush=True,
+            )
     return kills
 
 
@@ -188,36 +214,36 @@ def run(args: argparse.Namespace, folder: str) -> dict[str, Any]:
         server = front(room.address, args, *count, "--max-rows", str(ROWS))
         load = Load(asked, truth, server.url)
         threads = load.start(args.clients)
-        told: dict[str, Any] = {"replicas": args.replicas, "clients": args.clients}
-        kills = kill_on(args.minutes * 60, args.kill_every, load)
-        told["kills"] = summary(load.done, kills) | {"resumed": resumed(load.url)}
-        print(json.dumps(told["kills"]), flush=True)
+        found: dict[str, Any] = {"replicas": args.replicas, "clients": args.clients}
+        seen = Seen()
+        kills = kill_on(args.minutes * 60, args.kill_every, load, seen)
+        seen.look(load.url, 0.0)
+        found["kills"] = summary(load.done, kills)
+        found["kills"] |= {"resumed": seen.resumed, "seconds_to_start": _quantiles(seen.starts)}
+        print(json.dumps(found["kills"]), flush=True)
 
-        before, load.done = len(replicas()), []
-        other = front(room.address, args, *count, "--max-rows", str(ROWS + 1))
-        time.sleep(PHASE_SECONDS / 2)
-        told["rolling_update"] = summary(load.done, []) | {"replicas_before": before}
-        print(json.dumps(told["rolling_update"]), flush=True)
-        ended(other)
+        fewer = ("--replicas", str(max(1, args.replicas - 1)))
+        for name, flags in (("rolling_update", count), ("scaled_down", fewer)):
+            before, load.done = len(replicas()), []
+            other = front(room.address, args, *flags, "--max-rows", str(ROWS + 1))
+            time.sleep(PHASE_SECONDS / 2)
+            found[name] = summary(load.done, []) | {"replicas_before": before, "after": len(replicas())}
+            print(json.dumps(found[name]), flush=True)
+            ended(other)
 
         load.retries, load.done = True, []
         port = int(server.url.rpartition(":")[2])
         ended(server)
-        server = front(room.address, args, *count, "--max-rows", str(ROWS + 1), port=port)
+        server = front(room.address, args, *fewer, "--max-rows", str(ROWS + 1), port=port)
         time.sleep(PHASE_SECONDS / 2)
         load.stop.set()
         for thread in threads:
             thread.join(TIMEOUT)
-        told["front_restarted"] = summary(load.done, [])
+        load.complaints += ["a request never ended" for thread in threads if thread.is_alive()]
+        found["front_restarted"] = summary(load.done, [])
         ended(server)
-    told["complaints"] = load.complaints[:20]
-    return told
-
-
-def resumed(url: str) -> int:
-    """Streams that replicas took over from others, as the front counts those that are still there."""
-    stats = httpx.get(f"{url}/v1/stats", timeout=30, trust_env=False).json()
-    return sum(one["taken_over"] for one in stats["replicas"])
+    found["complaints"] = load.complaints[:20]
+    return found
 
 
 def main() -> int:
@@ -234,11 +260,11 @@ def main() -> int:
     parser.add_argument("--cpus-per-replica", type=float, default=0.5)
     args = parser.parse_args()
     with own_folder() as folder:
-        told = run(args, folder)
-    print(json.dumps(told))
-    phases = (told["kills"], told["rolling_update"], told["front_restarted"])
+        found = run(args, folder)
+    print(json.dumps(found))
+    phases = [found[name] for name in ("kills", "rolling_update", "scaled_down", "front_restarted")]
     bad = sum(phase["requests"].get(outcome, 0) for phase in phases for outcome in ("wrong", "lost"))
-    return 1 if bad or told["complaints"] else 0
+    return 1 if bad or found["complaints"] else 0
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
     ├── CheckpointError    files on disk: missing, damaged, or not what the model needs
     │   └── HeadError      the MTP head alone: absent, incomplete or unusable
     ├── RequestError       a prompt or sampling parameter out of range, or too much for this engine
-    └── BusyError          no room for this request now; later it may be taken
+    ├── BusyError          no room for this request now; later it may be taken
+    └── HarmfulError       a request that ends the engines it is given to
 
 Broken invariants of our own are plain `assert`s, never one of these.
 """
@@ -29,6 +30,10 @@ class HeadError(CheckpointError):
 
 class RequestError(HeadlongError, ValueError):
     """A prompt, message or sampling parameter is invalid."""
+
+
+class HarmfulError(HeadlongError):
+    """The request is what ended several engines, one after the other; it must not be sent again."""
 
 
 class BusyError(HeadlongError):

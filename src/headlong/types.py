@@ -82,6 +82,11 @@ class Request:
     resumed: tuple[int, ...] = ()
     """Tokens of the output that another engine emitted before it was lost. The row goes on after them as one that was
     preempted there: it reads them, counts them as its own, and emits what follows."""
+    again: bool = False
+    """Whether another engine had it and was lost. It has waited for its turn already."""
+    alone: int = 0
+    """How many tokens the row emits in steps that no other row shares, before it goes on in company: it may be what
+    ended the engines that had it. It waits for nobody."""
     constraint: Callable[[], Constraint] | None = field(default=None, compare=False, repr=False)
     """Starts the output's constraint afresh, each time the row is admitted. The function stays in the process that made
     it."""

@@ -12,7 +12,7 @@ from headlong.cluster.board import Board
 from headlong.cluster.client import ClusterEngine
 from headlong.cluster.fleet import Item, ReplicaLost
 from headlong.cluster.replica import Replica
-from headlong.cluster.wire import Hello, Refused, Report, Work
+from headlong.cluster.wire import Hello, OnTrial, Refused, Report, Work
 from headlong.config import EngineConfig
 from headlong.engine.local import LocalEngine
 from headlong.engine.texts import Texts
@@ -41,14 +41,17 @@ class LocalFleet:
             raise ReplicaLost("nobody answers")
         async with aclosing(self.replicas[name].stream(work)) as items:
             async for item in items:
-                if left == 0 and not isinstance(item, Hello | Refused):
+                if left == 0 and not isinstance(item, Hello | OnTrial | Refused):
                     raise ReplicaLost("the test says so")
-                left = left if left is None or isinstance(item, Hello | Refused) else left - 1
+                left = left if left is None or isinstance(item, Hello | OnTrial | Refused) else left - 1
                 yield pickle.loads(pickle.dumps(item))
 
     def reports(self) -> list[Report]:
         told = [replica.report() for name, replica in self.replicas.items() if name not in self.silent]
         return pickle.loads(pickle.dumps(told))
+
+    def trouble(self) -> None:
+        return None
 
     def cancel(self, request_ids: Sequence[str]) -> None:
         for replica in self.replicas.values():

@@ -2,15 +2,17 @@
 
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from headlong.cli.main import main
 from headlong.cluster.app import IMPORT_PATH, Placement, build, name_of, version_of, written
-from headlong.cluster.loader import _reason, options_of
+from headlong.cluster.loader import options_of
 from headlong.cluster.machines import Room, check_room, placed
 from headlong.cluster.runtime import meant, noted, on_this_machine, own_folder
+from headlong.cluster.trouble import reason, trouble
 from headlong.config import EngineConfig
 from headlong.errors import ConfigError
 
@@ -120,9 +122,23 @@ def test_why_a_replica_could_not_load_is_found_in_serves_message():
         "headlong.errors.ConfigError: device: there is no cuda here\n"
         "\nThe above exception was the direct cause of the following exception:\n"
     )
-    assert _reason(message) == "device: there is no cuda here"
-    assert _reason("x\nRuntimeError: out of luck") == "RuntimeError: out of luck"
-    assert _reason("nothing that is known") == "nothing that is known"
+    assert reason(message) == "device: there is no cuda here"
+    assert reason("x\nRuntimeError: out of luck") == "RuntimeError: out of luck"
+    assert reason("nothing that is known") == "nothing that is known"
+
+
+def test_who_waits_for_a_replica_is_told_only_where_none_can_come(monkeypatch):
+    message = "The deployment failed to start 2 times in a row. Error:\n"
+    told = SimpleNamespace(status_trigger="REPLICA_STARTUP_FAILED", message="")
+    status = SimpleNamespace(applications={"x": SimpleNamespace(deployments={"replicas": told})})
+    monkeypatch.setattr("ray.serve.status", lambda: status)
+    told.message = f"{message}Traceback:\nheadlong.errors.CheckpointError: weights.safetensors is cut short"
+    assert trouble("x") == "a replica could not load its model: weights.safetensors is cut short"
+    told.message = f"{message}ActorDiedError()"
+    assert trouble("x") is None, "it was killed before it served"
+    told.message, told.status_trigger = "A replica's health check failed.", "HEALTH_CHECK_FAILED"
+    assert trouble("x") is None, "Serve starts another"
+    assert trouble("y") == "it is not deployed any more"
 
 
 def test_clusters_of_this_machine_are_found(tmp_path, monkeypatch):

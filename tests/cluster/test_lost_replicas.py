@@ -8,6 +8,7 @@ import pytest
 
 from headlong import HeadlongError, RequestError, SamplingParams
 from headlong.cluster import call
+from headlong.errors import HarmfulError
 from headlong.params import Grammar
 
 SHAPE = Grammar("json_schema", '{"type": "object", "properties": {"a": {"type": "string", "maxLength": 12}}}')
@@ -138,11 +139,25 @@ def test_another_model_is_never_given_its_tokens(world, monkeypatch):
 
 
 def test_a_request_that_ends_replicas_is_given_up(world, monkeypatch):
+    """Those that it never reached do not count; from the third on it is alone with each."""
     monkeypatch.setattr(call, "PAUSE_SECONDS", 0.0)
-    world.fleet.cuts.extend([0, -1, 0, 0] * 2)
-    with pytest.raises(HeadlongError, match="8 replicas were lost to this request"):
-        asyncio.run(world.run(world.front, SamplingParams(max_tokens=4)))
-    assert len(world.fleet.calls) == 8
+    world.fleet.cuts.extend([0, -1, -1, 0, -1, 0, 0, 0])
+    with pytest.raises(HarmfulError, match="5 replicas were lost to this request"):
+        asyncio.run(world.run(world.front, SamplingParams(max_tokens=4, n=2)))
+    assert [work.alone for _, work in world.fleet.calls] == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_a_call_on_trial_gives_what_it_gives(world, monkeypatch):
+    monkeypatch.setattr(call, "PAUSE_SECONDS", 0.0)
+    params = SamplingParams(max_tokens=24, temperature=0.9, seed=6, n=3, logprobs=1)
+    truth = asyncio.run(world.run(world.engines[0], params))
+    world.reset()
+    world.fleet.cuts.extend([2, 0, 9, 1, 5])
+    found = asyncio.run(world.run(world.front, params))
+    assert {key: visible(one) for key, one in found.items()} == {
+        key: visible(one) for key, one in truth.items()
+    }
+    assert [work.alone for _, work in world.fleet.calls] == [0, 0, 1, 8, 8, 8], "it came through one in vain"
 
 
 def test_a_request_that_is_wrong_is_refused_before_it_is_sent(world):

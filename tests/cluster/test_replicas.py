@@ -4,7 +4,9 @@ import asyncio
 import os
 import threading
 import time
+from contextlib import aclosing
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from local_fleet import CONFIG
@@ -13,6 +15,8 @@ from headlong import SamplingParams
 from headlong.cluster import board, fingerprint, replica
 from headlong.cluster.replica import Replica
 from headlong.engine.local import LocalEngine
+from headlong.errors import HarmfulError
+from headlong.server.errors import as_api_error
 
 
 @pytest.fixture
@@ -106,6 +110,44 @@ def test_those_who_are_gone_are_remembered(world, monkeypatch):
     assert world.front.stats().totals.generated_tokens == before
     monkeypatch.setattr("headlong.cluster.client.SILENT_SECONDS", 0.0)
     assert "no replica has answered" in world.front.failure
+
+
+def test_one_that_is_to_go_drains_as_long_as_it_has_calls(world, monkeypatch):
+    """Serve asks nobody who is to go, so it says nothing more; its streams go on to their ends."""
+
+    async def story():
+        params = SamplingParams(max_tokens=900, ignore_eos=True)
+        requests = await asyncio.to_thread(world.front.prepare, [(1, 2, 3)], params, "drains")
+        async with aclosing(world.front.stream(requests)) as chunks:
+            await anext(chunks)
+            world.fleet.silent.add("a")
+            monkeypatch.setattr(board, "GONE_SECONDS", 0.2)
+            await asyncio.sleep(0.3)
+            world.board.poll()
+            return [(one.id, one.state) for one in world.front.replicas()]
+
+    assert asyncio.run(story()) == [("a", "draining"), ("b", "ready")]
+    world.board.poll()
+    assert [(one.id, one.state) for one in world.front.replicas()] == [("b", "ready")], "it is no loss"
+
+
+def test_a_request_that_ends_replicas_is_not_to_be_sent_again():
+    told = as_api_error(HarmfulError("5 replicas were lost to this request"))
+    assert told.status == 500 and told.headers == {"x-should-retry": "false"}
+
+
+def test_replicas_are_replaced_where_other_files_lie_under_the_same_name(world, monkeypatch):
+    loader = pytest.importorskip("headlong.cluster.loader", reason="needs headlong[ray]")
+    monkeypatch.setattr(loader, "RayFleet", lambda _: world.fleet)
+    monkeypatch.setattr(loader.serve, "get_deployment_handle", lambda *_: None)
+    running = SimpleNamespace(applications={"x": SimpleNamespace(status="RUNNING")})
+    monkeypatch.setattr(loader.serve, "status", lambda: running)
+    facts = world.replicas[0].facts
+    wanted = loader._Wanted(facts.version, facts.placement, facts.model)
+    assert loader._runs("x", wanted) and not loader._runs("y", wanted)
+    for name in ("version", "placement", "model"):
+        assert not loader._runs("x", replace(wanted, **{name: "another"})), name
+    assert loader._runs("x", loader._Wanted(facts.version)), "whoever joins takes what runs"
 
 
 def test_the_front_follows_new_settings(world, monkeypatch):

@@ -161,7 +161,10 @@ async def test_what_was_begun_goes_on_where_the_model_is_the_same():
     places = Counter([await first(router, Work((*PROMPT, 1), fingerprint="g")) for _ in range(8)])
     assert set(places) <= {"b", "c"}, "a replica that has not reported may be like it"
     assert await first(router, Work((*PROMPT, 1), fingerprint="h")) in "abcd"
-    assert await first(router, Work((*PROMPT, 1), fingerprint="g", avoid=("b", "c"))) in "ad"
+    assert await first(router, Work((*PROMPT, 1), fingerprint="g", avoid=("b", "c"))) in "bc"
+    assert await first(router, Work((*PROMPT, 1), fingerprint="h", avoid=("a", "c", "d"))) == "c", (
+        "it may be alike"
+    )
 
 
 @in_loop

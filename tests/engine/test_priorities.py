@@ -208,3 +208,38 @@ def test_everybody_ends_in_any_room(built, seed):
     for priority in range(3):
         same = [request.id for request in requests if request.params.priority == priority]
         assert [row_id for row_id in order if row_id in same] == same
+
+
+def test_a_row_that_is_to_be_alone_shares_no_step_until_it_has_its_tokens(built):
+    served = Served.of(built, max_rows=2)
+    requests = [
+        ask("old", tokens_of(1, 40), 3, 30, priority=1),
+        ask("new", tokens_of(2, 40), 0, 30, priority=1, temperature=0.8),
+        replace(ask("suspect", tokens_of(3, 90), 3, 20, priority=9), alone=6),
+        replace(ask("another", tokens_of(4, 9), 0, 12, priority=9), alone=4),
+        ask("late", tokens_of(5, 9), 0, 9),
+    ]
+    trace = served.run(*requests, arrivals=[0, 0, 6, 6, 7])
+    assert trace.results == truth_of(built, requests)
+    for name, alone in (("suspect", 6), ("another", 4)):
+        steps = [n for n, plan in enumerate(trace.plans) if name in {row.request.id for row in plan.rows}]
+        given, shared = 0, 0
+        for n in steps:
+            if len(trace.plans[n].rows) > 1:
+                shared += 1
+                assert given >= alone, "in company before it had its tokens"
+            else:
+                assert given < alone or n == steps[-1] or shared, "alone for longer than was asked for"
+            given += sum(len(row.token_ids) for row in trace.steps[n].rows if row.request.id == name)
+        assert shared, "then it goes on beside the others"
+        assert len(trace.plans[steps[0]].rows) == 1 and steps[0] <= 8 + 90, "nothing is waited for"
+    assert first_runs(trace)[:4] == ["old", "new", "suspect", "another"]
+
+
+def test_who_had_its_turn_elsewhere_has_it_here(built):
+    served = Served.of(built, max_rows=1)
+    requests = [ask(name, tokens_of(n, 9), 0, 4) for n, name in enumerate("abcd")]
+    moved = [replace(ask(name, tokens_of(n, 9), 0, 4), again=True) for n, name in enumerate("xy", 7)]
+    trace = served.run(*requests, *moved, arrivals=[0, 0, 0, 0, 1, 1])
+    assert first_runs(trace) == list("axybcd")
+    assert trace.results == truth_of(built, [*requests, *moved])

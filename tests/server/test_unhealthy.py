@@ -97,6 +97,7 @@ def test_an_engine_begins_anew_a_few_times_and_then_stays_down(running):
         refused = http.post("/v1/chat/completions", json=BODY)
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "engine_unavailable"
+        assert int(refused.headers["retry-after"]) > 0
 
         assert http.post("/v1/model/load", json={"model_name": "tale-20m"}).status_code == 200
         assert http.get("/health").json()["status"] == "ok", "loaded again, it is well"

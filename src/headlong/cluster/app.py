@@ -31,7 +31,9 @@ DEPLOYMENT = "replicas"
 ROUTER = "headlong.cluster.router.PrefixRouter"
 IMPORT_PATH = "headlong.cluster.app:build"
 STATS_SECONDS = 1.0
-HEALTH_SECONDS = 5.0
+HEALTH_SECONDS = 1.0
+"""How soon a replica that died is noticed by whoever starts another one."""
+HEALTH_PATIENCE_SECONDS = 30.0
 MAX_ONGOING = 10_000
 """Calls that a replica takes at a time: whoever waits does so in its engine's queue, where priorities count."""
 QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
@@ -86,7 +88,7 @@ def application(model: str | None, options: Mapping[str, Any], placement: Placem
         graceful_shutdown_timeout_s=placement.drain_timeout,
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=HEALTH_SECONDS,
-        health_check_timeout_s=6 * HEALTH_SECONDS,
+        health_check_timeout_s=HEALTH_PATIENCE_SECONDS,
         max_constructor_retry_count=1,  # a model that cannot be loaded cannot be loaded twice either
         logging_config=QUIET,
         request_router_config={

@@ -3,22 +3,23 @@
 Knows the fleet as something that can be asked, and no requests.
 """
 
+import contextlib
 import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from headlong.cluster.fleet import Fleet
 from headlong.cluster.wire import Facts, Report
-from headlong.engine.client import EngineStats, ReplicaStatus, Usage
+from headlong.engine.client import EngineStats, ReplicaState, ReplicaStatus, Usage
 from headlong.engine.metrics import Rates, Totals
 
 POLL_SECONDS = 0.5
 GONE_SECONDS = 3.0
-"""After how long without a word a replica counts as gone."""
+"""After how long without a word a replica counts as gone, or as draining while it still has calls."""
 KEPT_LOST = 8
 """Lost replicas that are still told of."""
 log = logging.getLogger(__name__)
@@ -44,9 +45,13 @@ class Board:
         self._lost: deque[ReplicaStatus] = deque(maxlen=KEPT_LOST)
         self._past = Totals()
         """What replicas did that are gone."""
+        self._calls: Counter[str] = Counter()
+        """Calls that each replica has."""
         self._given: Counter[tuple[str, str]] = Counter()
         """What each replica was given, by its name and by kind."""
         self._heard = time.monotonic()
+        self.trouble: str | None = None
+        """Why no replica will come until somebody does something about it; None while one is there or may come."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="headlong-board", daemon=True)
 
@@ -68,15 +73,34 @@ class Board:
                 self._there[name] = _Replica(report, now)
                 if name in self._why and self._why[name][0] < asked:
                     del self._why[name]  # it could not be reached for a while
-            for name in [name for name, one in self._there.items() if now - one.heard > GONE_SECONDS]:
+            for name in [name for name in self._there if self._silent(name) and not self._calls[name]]:
                 self._forget(name)
             if reports:
                 self._heard = now
+        self._note_trouble(None if self.has_any else self._fleet.trouble())
+
+    def _note_trouble(self, trouble: str | None) -> None:
+        if trouble is not None and trouble != self.trouble:
+            log.error("no replica serves: %s", trouble)
+        self.trouble = trouble
 
     def gave(self, replica: str, kind: Literal["requests", "taken_over", "repeated"], count: int) -> None:
         """A replica was given so many sequences; those of the other kinds are among the requests."""
         with self._lock:
             self._given[replica, kind] += count
+
+    @contextlib.contextmanager
+    def call(self, replica: str) -> Iterator[None]:
+        """A replica has a call as long as the block lasts. One that is to go says nothing more, and ends its calls."""
+        with self._lock:
+            self._calls[replica] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._calls[replica] -= 1
+                if not self._calls[replica]:
+                    del self._calls[replica]
 
     def lost(self, replica: str, why: str) -> None:
         """A call found a replica dead."""
@@ -87,7 +111,7 @@ class Board:
     def has(self, model: str, fingerprint: str) -> bool:
         """Whether there is a replica with this model, and with this fingerprint if it is not empty."""
         with self._lock:
-            facts = [one.report.facts for name, one in self._there.items() if name not in self._why]
+            facts = [one.report.facts for name, one in self._there.items() if self._state(name) == "ready"]
         return any(one.model == model and fingerprint in ("", one.fingerprint) for one in facts)
 
     @property
@@ -126,11 +150,19 @@ class Board:
             usage=usage, totals=totals, recent=recent, rates=_joined([one.rates for one in told])
         )
 
+    def _silent(self, name: str) -> bool:
+        return time.monotonic() - self._there[name].heard > GONE_SECONDS
+
+    def _state(self, name: str) -> ReplicaState:
+        if name in self._why:
+            return "lost"
+        return "draining" if self._silent(name) else "ready"
+
     def _status(self, name: str) -> ReplicaStatus:
         report = self._there[name].report
         return ReplicaStatus(
             id=name,
-            state="lost" if name in self._why else "ready",
+            state=self._state(name),
             node=report.facts.node,
             started=report.facts.started,
             stats=report.stats,

@@ -1,7 +1,8 @@
 """The choices of one prompt on their way through a fleet, whatever becomes of the replicas on the way.
 
 What streamed nothing is sent again. What streamed is resumed where it broke, on a replica like the one that began, with
-what was delivered as part of the request. Knows no Ray.
+what was delivered as part of the request. Where there is no replica, one is waited for, as long as the client waits and
+one may come. Knows no Ray.
 """
 
 import asyncio
@@ -12,21 +13,24 @@ from dataclasses import replace
 
 from headlong import tracing
 from headlong.cluster.board import Board
-from headlong.cluster.fleet import Fleet, ReplicaLost
-from headlong.cluster.wire import Facts, Hello, Refused, Work
+from headlong.cluster.fleet import Fleet, Item, ReplicaLost
+from headlong.cluster.suspicion import Deaths, Suspicion
+from headlong.cluster.wire import Facts, Hello, OnTrial, Refused, Work
 from headlong.completion import Chunk
 from headlong.engine.resume import Delivered
 from headlong.engine.row import FAULT
-from headlong.errors import HeadlongError, RequestError
+from headlong.errors import HarmfulError, HeadlongError, RequestError
 from headlong.types import Request
 
-MAX_LOSSES = 8
-"""Replicas that may be lost to a call without a token between them: the call may be what ends them. It may also have
-waited on each for its turn."""
-MAX_REFUSALS = 40
-"""How often a call may meet replicas that are not like the one that began."""
+UNLIKE_SECONDS = 10.0
+"""For how long a call may meet replicas that are not like the one that began, though one like it is there."""
 PAUSE_SECONDS = 0.1
-"""How long to wait before a call is made again, times how often it was made."""
+"""How long to wait before a call is made again that nothing came of, times how often that was, but for the first."""
+MAX_PAUSE_SECONDS = 2.0
+KEPT_AVOIDED = 16
+"""Replicas that a call avoids, since they failed on it: the last ones."""
+TROUBLE_SECONDS = 0.5
+"""How often a call that waits for a replica asks whether one can come at all."""
 log = logging.getLogger(__name__)
 
 
@@ -37,7 +41,9 @@ class _Unlike(Exception):
 class Call:
     """Iterate `chunks` once."""
 
-    def __init__(self, fleet: Fleet, board: Board, facts: Facts, requests: Sequence[Request]) -> None:
+    def __init__(
+        self, fleet: Fleet, board: Board, facts: Facts, requests: Sequence[Request], deaths: Deaths
+    ) -> None:
         self._fleet, self._board, self._model = fleet, board, facts.model
         refusal = facts.description.drafting.refusal
         self._rows = {request.id: Delivered(request, refusal) for request in requests}
@@ -47,7 +53,11 @@ class Call:
         """Who has the call; empty where nobody answered yet."""
         self._avoid: tuple[str, ...] = ()
         self._again = False
-        self._losses = self._refusals = 0
+        self._suspicion = Suspicion(deaths)
+        self._in_vain = 0
+        """Attempts since something came of one."""
+        self._unlike_since: float | None = None
+        """When the call began to meet only replicas that are not like the one that began."""
         self._cancelled: set[str] = set()
 
     def cancel(self, request_ids: Sequence[str]) -> None:
@@ -67,7 +77,7 @@ class Call:
                 self._lose(error)
                 for chunk in self._give_up_lost():
                     yield chunk
-                await asyncio.sleep(PAUSE_SECONDS * (self._losses - 1))
+                await asyncio.sleep(min(MAX_PAUSE_SECONDS, PAUSE_SECONDS * (self._in_vain - 1)))
             except _Unlike as error:
                 for chunk in self._give_up_unlike(error):
                     yield chunk
@@ -76,20 +86,50 @@ class Call:
     async def _attempt(self) -> AsyncGenerator[Chunk, None]:
         """Gives what is left to one replica."""
         self._replica, fingerprint = "", ""
+        self._check_hope()
         with tracing.apart("call a replica", self._for_trace(), kind="client") as span:
             work = replace(self._work(), trace=span.carried())
             async with contextlib.aclosing(self._fleet.stream(work)) as items:
-                async for item in items:
-                    if isinstance(item, Hello):
-                        self._replica, fingerprint = item.replica, item.fingerprint
-                        self._note_given()
-                        span.annotate({"headlong.replica": item.replica})
-                    elif isinstance(item, Refused):
-                        self._refuse(item)
-                    elif not (row := self._rows[item.request_id]).ended:
-                        if item.token_ids:
-                            self._fingerprint, self._losses = fingerprint, 0
-                        yield row.take(item)
+                hello = await self._first(items)
+                assert isinstance(hello, Hello)
+                self._replica, fingerprint = hello.replica, hello.fingerprint
+                self._note_given()
+                span.annotate({"headlong.replica": hello.replica})
+                with self._board.call(hello.replica):
+                    async for item in items:
+                        if isinstance(item, OnTrial):
+                            rows = [row.request.id for row in self._open()]
+                            self._suspicion.try_alone(rows, work.alone, _now())
+                            log.warning("%s on trial at replica %s", ", ".join(rows), hello.replica)
+                        elif isinstance(item, Refused):
+                            self._refuse(item)
+                        elif isinstance(item, Chunk) and not (row := self._rows[item.request_id]).ended:
+                            self._suspicion.take(item, _now())
+                            self._in_vain = 0
+                            if item.token_ids:
+                                self._fingerprint, self._unlike_since = fingerprint, None
+                            yield row.take(item)
+
+    async def _first(self, items: AsyncGenerator[Item, None]) -> Item:
+        """Whoever answers. Nobody is there for as long as replicas begin; but one must be able to come."""
+        task = asyncio.ensure_future(anext(items, None))
+        try:
+            while not task.done():
+                await asyncio.wait({task}, timeout=TROUBLE_SECONDS)
+                if not task.done():
+                    self._check_hope()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        item = task.result()
+        if item is None:
+            raise ReplicaLost("it said nothing")
+        return item
+
+    def _check_hope(self) -> None:
+        if self._board.trouble is not None:
+            raise HeadlongError(f"no replica serves: {self._board.trouble}")
 
     def _for_trace(self) -> dict[str, tracing.Attribute]:
         return {
@@ -98,7 +138,7 @@ class Call:
         }
 
     def _work(self) -> Work:
-        requests = tuple(row.rest() for row in self._open())
+        requests = tuple(replace(row.rest(), again=self._again) for row in self._open())
         first = requests[0]
         left = sum(request.params.max_tokens - len(request.resumed) for request in requests)
         return Work(
@@ -108,6 +148,7 @@ class Call:
             requests=requests,
             model=self._model,
             fingerprint=self._fingerprint,
+            alone=self._suspicion.alone,
         )
 
     def _note_given(self) -> None:
@@ -126,19 +167,25 @@ class Call:
         raise _Unlike(refused.why)
 
     def _lose(self, error: ReplicaLost) -> None:
-        log.warning("replica %s was lost to %s: %s", self._replica or "?", ", ".join(self._rows), error)
+        self._in_vain += 1
+        if not self._replica:  # it reached none, so it ended none
+            if self._in_vain == 1:
+                log.warning("%s waits for a replica: %s", ", ".join(self._rows), error)
+            return
+        log.warning("replica %s was lost to %s: %s", self._replica, ", ".join(self._rows), error)
         self._board.lost(self._replica, str(error))
         self._leave()
-        self._losses += 1
-        if self._losses >= MAX_LOSSES:
-            raise HeadlongError(
-                f"{self._losses} replicas were lost to this request, one after the other: {error}"
+        self._suspicion.lose(self._replica, [row.request.id for row in self._open()], _now())
+        if self._suspicion.guilty:
+            raise HarmfulError(
+                f"{self._suspicion.losses} replicas were lost to this request, the last of them while it ran alone: "
+                f"{error}"
             ) from error
 
     def _leave(self) -> None:
         self._again = True
         if self._replica and self._replica not in self._avoid:
-            self._avoid = (*self._avoid, self._replica)
+            self._avoid = (*self._avoid, self._replica)[-KEPT_AVOIDED:]
 
     def _give_up_lost(self) -> Iterator[Chunk]:
         """Ends what cannot go on without the replica that was lost."""
@@ -156,8 +203,9 @@ class Call:
     def _give_up_unlike(self, error: _Unlike) -> Iterator[Chunk]:
         """Ends what nobody is there for who could go on with it."""
         self._leave()
-        self._refusals += 1
-        if self._refusals < MAX_REFUSALS and self._board.has(self._model, self._fingerprint):
+        now = _now()
+        self._unlike_since = self._unlike_since or now
+        if now - self._unlike_since < UNLIKE_SECONDS and self._board.has(self._model, self._fingerprint):
             return
         begun = [row for row in self._open() if row.begun]
         for row in begun:
@@ -167,7 +215,11 @@ class Call:
             )
         if not begun:
             raise HeadlongError(f"no replica can take this request ({error}); send it again")
-        self._fingerprint, self._refusals = "", 0  # the others streamed nothing: any replica will do
+        self._fingerprint, self._unlike_since = "", None  # the others streamed nothing: any replica will do
 
     def _open(self) -> list[Delivered]:
         return [row for row in self._rows.values() if not row.ended]
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

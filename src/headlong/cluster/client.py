@@ -12,6 +12,7 @@ from itertools import groupby
 from headlong.cluster.board import Board
 from headlong.cluster.call import Call
 from headlong.cluster.fleet import Fleet
+from headlong.cluster.suspicion import Deaths
 from headlong.cluster.wire import Facts
 from headlong.completion import Chunk
 from headlong.engine.client import EngineClient, EngineDescription, EngineStats, ReplicaStatus
@@ -24,7 +25,7 @@ from headlong.text.grammar import GrammarCompiler
 from headlong.types import Request
 
 SILENT_SECONDS = 15.0
-"""After how long without a word of any replica the front says that it cannot serve."""
+"""After how long without a word of any replica the front says that it is not well. Requests wait all the same."""
 IDLE_POLL_SECONDS = 0.05
 CLOSED = "the engine has been closed"
 DRAINING = "the engine is shutting down; it finishes what it has and takes nothing new"
@@ -38,6 +39,7 @@ class ClusterEngine(EngineClient):
     def __init__(self, fleet: Fleet, board: Board, facts: Facts, folder: str, texts: Texts) -> None:
         self._fleet, self._board, self._texts, self._folder = fleet, board, texts, folder
         self._lock = threading.Lock()
+        self._deaths = Deaths()
         self._facts, self._text, self._maker = facts, self._codec(facts), self._made_for(facts, None)
         self._ended: str | None = None
         self._open: dict[asyncio.Queue[Item], list[Call]] = {}
@@ -55,9 +57,12 @@ class ClusterEngine(EngineClient):
 
     @property
     def failure(self) -> str | None:
-        if self._ended is None and self._board.silent_seconds > SILENT_SECONDS:
-            return f"no replica has answered for {self._board.silent_seconds:.0f} s"
-        return self._ended
+        if self._ended is not None:
+            return self._ended
+        if self._board.trouble is not None:
+            return f"no replica serves: {self._board.trouble}"
+        silent = self._board.silent_seconds
+        return f"no replica has answered for {silent:.0f} s" if silent > SILENT_SECONDS else None
 
     @property
     def hung(self) -> bool:
@@ -85,7 +90,7 @@ class ClusterEngine(EngineClient):
         if self._ended is not None:
             raise HeadlongError(self._ended)
         by_prompt = [list(group) for _, group in groupby(requests, lambda one: one.id.rpartition(".")[0])]
-        calls = [Call(self._fleet, self._board, self._facts, group) for group in by_prompt]
+        calls = [Call(self._fleet, self._board, self._facts, group, self._deaths) for group in by_prompt]
         items: asyncio.Queue[Item] = asyncio.Queue()
         self._open[items] = calls
         tasks = [asyncio.create_task(_pump(call, items)) for call in calls]

@@ -3,10 +3,10 @@
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
-from headlong.cluster.wire import Hello, Refused, Report, Work
+from headlong.cluster.wire import Hello, OnTrial, Refused, Report, Work
 from headlong.completion import Chunk
 
-Item = Hello | Chunk | Refused
+Item = Hello | OnTrial | Chunk | Refused
 
 
 class ReplicaLost(Exception):
@@ -23,6 +23,11 @@ class Fleet(Protocol):
 
     def reports(self) -> list[Report]:
         """What each replica says of itself that can be reached. Takes its time: not for an event loop."""
+        ...
+
+    def trouble(self) -> str | None:
+        """Why there will be no replica until somebody does something about it; None where one may come any moment.
+        Takes its time."""
         ...
 
     def cancel(self, request_ids: Sequence[str]) -> None:

@@ -1,11 +1,10 @@
 """Makes a server's engines out of replicas: each model is a Serve application, which is updated in place."""
 
 import asyncio
-import re
 import threading
 import time
 from collections import Counter
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from headlong.cluster.client import ClusterEngine
 from headlong.cluster.fleet import Fleet
 from headlong.cluster.machines import Room, check_room, left
 from headlong.cluster.ray_fleet import RayFleet
+from headlong.cluster.trouble import reason
 from headlong.cluster.wire import Facts
 from headlong.config import EngineConfig
 from headlong.engine.texts import Texts, recommended_params
@@ -29,7 +29,6 @@ from headlong.progress import ProgressFn
 
 FIRST_WORD_SECONDS = 30.0
 """How long replicas that run may take to say what they are."""
-_ERROR = re.compile(r"(?:headlong\.errors\.|ray\.)?(\w*(?:Error|Exception|Exit)\w*): (.+)")
 
 
 class ClusterEngines:
@@ -52,7 +51,10 @@ class ClusterEngines:
         told = _absolute(model)
         name, count = name_of(told), self._placement.min_replicas
         options = options_of(config)
-        if not _runs(name, version_of(told, options), None if self._join else repr(self._placement)):
+        wanted = _Wanted(version_of(told, options))
+        if not self._join:
+            wanted = _Wanted(wanted.version, repr(self._placement), identity)
+        if not _runs(name, wanted):
             room = self._room if name in serve.status().applications else left(self._room)
             check_room(room, self._placement, weight_bytes(folder))
             progress("replicas", 0, count)
@@ -134,16 +136,33 @@ def _absolute(model: str | Path | None) -> str | None:
     return str(path.resolve()) if path.exists() else str(model)
 
 
-def _runs(name: str, version: str, placement: str | None) -> bool:
-    """Whether the application runs as it is wanted, or is about to; None is any placement. Replicas that are busy or
-    that begin anew are waited for: to deploy again would replace them all."""
+@dataclass(frozen=True)
+class _Wanted:
+    """What replicas must be so that they need not be replaced; None is anything."""
+
+    version: str
+    placement: str | None = None
+    model: str | None = None
+    """The files that they loaded: others may lie there now, under the same name."""
+
+    def is_met(self, facts: Facts) -> bool:
+        return (
+            facts.version == self.version
+            and self.placement in (None, facts.placement)
+            and self.model in (None, facts.model)
+        )
+
+
+def _runs(name: str, wanted: _Wanted) -> bool:
+    """Whether the application runs as it is wanted, or is about to. Replicas that are busy or that begin anew are
+    waited for: to deploy again would replace them all."""
     end = time.monotonic() + FIRST_WORD_SECONDS
     while time.monotonic() < end:
         told = serve.status().applications.get(name)
         if told is None or told.status not in ("RUNNING", "UNHEALTHY", "DEPLOYING"):
             return False
         reports = RayFleet(serve.get_deployment_handle(DEPLOYMENT, name)).reports()
-        alike = [one.facts.version == version and placement in (None, one.facts.placement) for one in reports]
+        alike = [wanted.is_met(one.facts) for one in reports]
         if alike and len(set(alike)) == 1:
             return alike[0]
         time.sleep(0.2)
@@ -157,18 +176,9 @@ def _run(name: str, app: serve.Application) -> None:
     except RuntimeError as error:
         told = serve.status().applications.get(name)
         messages = [] if told is None else [one.message for one in told.deployments.values()]
-        why = _reason("\n".join([str(error), *messages]))
+        why = reason("\n".join([str(error), *messages]))
         serve.delete(name)
         raise ConfigError(f"a replica could not load its model: {why}") from error
-
-
-def _reason(message: str) -> str:
-    """The last error that a traceback in Serve's message tells of."""
-    found = [match for line in message.splitlines() if (match := _ERROR.search(line.strip()))]
-    if not found:
-        return " ".join(message.split())[:400]
-    kind, words = found[-1].groups()
-    return words if kind in ("ConfigError", "CheckpointError", "HeadError") else f"{kind}: {words}"
 
 
 def _first_word(board: Board, identity: str, folder: Path) -> Facts:

@@ -11,6 +11,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from headlong.cluster.fleet import Item, ReplicaLost
+from headlong.cluster.trouble import trouble
 from headlong.cluster.wire import Report, Work
 
 REPORT_SECONDS = 3.0
@@ -48,6 +49,12 @@ class RayFleet:
         except (RayError, RayServeException, TimeoutError):
             return []
         return [answer for answer in answers if isinstance(answer, Report)]
+
+    def trouble(self) -> str | None:
+        try:
+            return trouble(self._handle.app_name)
+        except (RayError, RayServeException, TimeoutError):
+            return None  # Serve itself begins anew
 
     def cancel(self, request_ids: Sequence[str]) -> None:
         self._handle.broadcast("cancel", list(request_ids))

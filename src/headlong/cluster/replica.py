@@ -14,7 +14,8 @@ from headlong import tracing
 from headlong.cluster import fingerprint
 from headlong.cluster.fleet import Item
 from headlong.cluster.prefix_index import REPORTED_KEYS
-from headlong.cluster.wire import Facts, Hello, Refused, Report, RoutingStats, Work
+from headlong.cluster.suspicion import Gain
+from headlong.cluster.wire import Facts, Hello, OnTrial, Refused, Report, RoutingStats, Work
 from headlong.completion import Chunk, Completion
 from headlong.engine.local import LocalEngine
 from headlong.errors import HeadlongError, RequestError
@@ -24,6 +25,8 @@ EXIT_HUNG = 70
 POLL_SECONDS = 0.25
 LAST_WORDS_SECONDS = 1.0
 """How long what was told of the end may travel, before the process ends."""
+HEARD_SECONDS = 0.05
+"""How long it may take until a front has heard that a trial begins, which may end this process."""
 log = logging.getLogger(__name__)
 
 
@@ -44,6 +47,10 @@ class Replica:
             started=time.time(),
             description=engine.description,
         )
+        self._trials = asyncio.Lock()
+        """Held by the call that is on trial."""
+        self._rest_until = 0.0
+        """When the next trial may begin."""
         threading.Thread(target=self._end_if_hung, name="headlong-hung", daemon=True).start()
 
     async def stream(self, work: Work) -> AsyncGenerator[Item, None]:
@@ -68,14 +75,46 @@ class Replica:
             yield Refused("other", "its build, its settings or its machine are others")
             return
         try:
-            requests = await asyncio.to_thread(self._fitted, work.requests)
-            async with contextlib.aclosing(self._engine.stream(requests)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+            async with contextlib.aclosing(self._tried(work) if work.alone else self._chunks(work)) as items:
+                async for item in items:
+                    yield item
         except RequestError as error:
             yield Refused("request", str(error))
         except HeadlongError as error:
             yield Refused("failed", str(error))
+
+    async def _tried(self, work: Work) -> AsyncGenerator[Item, None]:
+        """What comes of a call that may be what ends replicas. One such call is tried at a time."""
+        trial = Gain([one.id for one in work.requests], work.alone)
+        async with contextlib.aclosing(self._chunks(work)) as chunks:
+            async with self._on_trial():
+                yield OnTrial()
+                await asyncio.sleep(HEARD_SECONDS)
+                async for chunk in chunks:
+                    trial.take(chunk)
+                    yield chunk
+                    if trial.reached:
+                        break
+            async for chunk in chunks:
+                yield chunk
+
+    @contextlib.asynccontextmanager
+    async def _on_trial(self) -> AsyncGenerator[None, None]:
+        """Nobody else is tried as long as the block lasts, and as long again."""
+        async with self._trials:
+            await asyncio.sleep(max(0.0, self._rest_until - time.monotonic()))
+            began = time.monotonic()
+            try:
+                yield
+            finally:
+                now = time.monotonic()
+                self._rest_until = now + (now - began)
+
+    async def _chunks(self, work: Work) -> AsyncGenerator[Chunk, None]:
+        requests = await asyncio.to_thread(self._fitted, work.requests, work.alone)
+        async with contextlib.aclosing(self._engine.stream(requests)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     def report(self) -> Report:
         return Report(self.facts, self._engine.stats())
@@ -111,11 +150,12 @@ class Replica:
         unread = sum(row.num_tokens for row in waiting)
         return unread + sum(max(0, row.num_left) for row in (*running, *waiting))
 
-    def _fitted(self, requests: Sequence[Request]) -> list[Request]:
+    def _fitted(self, requests: Sequence[Request], alone: int) -> list[Request]:
         """The requests with what this engine makes of their parameters. They are choices of one prompt."""
         first = self._engine.service.maker.fitted(requests[0])
         names = ("draft_tokens", "adaptive", "stop_ids", "constraint")
-        return [replace(one, **{name: getattr(first, name) for name in names}) for one in requests]
+        fitted = {name: getattr(first, name) for name in names}
+        return [replace(one, alone=alone, **fitted) for one in requests]
 
     def _end_if_hung(self) -> None:
         while not self._engine.hung:

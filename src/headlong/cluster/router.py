@@ -76,12 +76,15 @@ class PrefixRouter(RequestRouter):
 
     def _allowed(self, work: Any, names: list[str]) -> list[str]:
         """The replicas that may have this work: none that failed on it, and where it was begun elsewhere, those like
-        that one. Where there is none, all: whoever takes it says what is wrong, which is better than to wait."""
+        that one, though they failed on it. Where there is none, all: whoever takes it says what is wrong, which is
+        better than to wait."""
         if work is None:
             return names
         others = [name for name in names if name not in work.avoid]
-        alike = [name for name in others if self._fingerprint(name) in (work.fingerprint, "")]
-        return (alike if work.fingerprint else others) or others or names
+        if not work.fingerprint:
+            return others or names
+        alike = [name for name in names if self._fingerprint(name) in (work.fingerprint, "")]
+        return [name for name in alike if name not in work.avoid] or alike or others or names
 
     def _fingerprint(self, name: str) -> str:
         return self.told.get(name, {}).get("fingerprint", "")

@@ -24,6 +24,9 @@ class Work:
     """What names the model that the tokens were made for."""
     fingerprint: str = ""
     """The fingerprint of the replica that began; empty where nothing was streamed and any will do."""
+    alone: int = 0
+    """How many tokens of each choice are to be computed without company, since the call is on trial; 0 where it is
+    not."""
     trace: Mapping[str, str] = field(default_factory=dict)
     """Headers that make what the replica does part of the front's trace; none where nobody traces."""
 
@@ -61,6 +64,11 @@ class Hello:
 
     replica: str
     fingerprint: str
+
+
+@dataclass(frozen=True)
+class OnTrial:
+    """The replica tries the call alone from now on: if it ends before that is over, the call may be why."""
 
 
 @dataclass(frozen=True)

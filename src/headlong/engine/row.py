@@ -13,6 +13,9 @@ FAULT = "the engine failed on this request"
 PATIENCE = 1000
 """Rows that may overtake an earlier one for being one level more urgent."""
 
+FIRST = -1_000_001
+"""The priority of rows that are to be alone: before all that can be asked for."""
+
 
 class Row:
     """Grows by what the target emits; cuts itself at the first stop."""
@@ -50,11 +53,20 @@ class Row:
     def rank(self) -> tuple[int, int]:
         """Who goes first: lower priorities, and within one those whose turn is first; but nobody waits for more than
         `PATIENCE` later turns for each level between them."""
-        return self.request.params.priority * PATIENCE + self.turn, self.number
+        return self._priority * PATIENCE + self.turn, self.number
 
     def outranks(self, other: "Row") -> bool:
         """Whether it may take the other's place while that runs."""
-        return self.request.params.priority < other.request.params.priority and self.rank < other.rank
+        return self._priority < other._priority and self.rank < other.rank
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other row may share its steps."""
+        return len(self.output) - len(self.request.resumed) < self.request.alone
+
+    @property
+    def _priority(self) -> int:
+        return FIRST if self.request.alone else self.request.params.priority
 
     @property
     def num_tokens(self) -> int:

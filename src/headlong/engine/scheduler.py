@@ -62,11 +62,14 @@ class Scheduler:
         """What rows gained since then. A fault on the way leaves what was already handed out."""
         self.only: frozenset[str] | None = None
         """The rows that may run, while a fault is being narrowed down; None is everybody."""
+        self._alone: Row | None = None
+        """The row that has this step for itself."""
         self._numbers = itertools.count()
         self._turns = Turns()
 
     def add(self, row: Row) -> None:
-        row.number, row.turn = next(self._numbers), self._turns.next(row.request.tenant)
+        row.number = next(self._numbers)
+        row.turn = self._turns.now() if row.request.again else self._turns.next(row.request.tenant)
         self._queue(row)
 
     def find(self, row_id: str) -> Row | None:
@@ -85,7 +88,9 @@ class Scheduler:
 
     def plan(self) -> Plan:
         self.begin()
+        self._alone = None
         self._admit_urgent()
+        self._alone = next((row for row in self.running if row.alone and self._may_run(row)), None)
         resting = self._resting()
         depths, plans = self._choose_depths(resting), []
         budget = self._prompt_budget(depths)
@@ -100,6 +105,10 @@ class Scheduler:
             row = self._next_waiting()
             if row is None or not self._admit(row):
                 break
+            if row.alone:
+                self._alone = row
+                if plans:
+                    break  # the next step is its own
             row_plan = self._plan_row(row, budget, depth=0)
             assert row_plan is not None, "admission reserved its pages"
             plans.append(row_plan)
@@ -186,7 +195,7 @@ class Scheduler:
         self.running.remove(row)
 
     def _may_run(self, row: Row) -> bool:
-        return self.only is None or row.id in self.only
+        return (self.only is None or row.id in self.only) and self._alone in (None, row)
 
     def _queue(self, row: Row) -> None:
         insort(self.waiting, row, key=lambda row: row.rank)
@@ -257,16 +266,18 @@ class Scheduler:
     def _resting(self) -> frozenset[str]:
         """The rows whose masks are still being made. Others go on without them; where there are none, a moment is
         waited for one of them."""
-        slots = {row.id: self.state.rows[row.id].slot for row in self.running if row.decoding}
+        may_run = [row for row in self.running if self._may_run(row)]
+        slots = {row.id: self.state.rows[row.id].slot for row in may_run if row.decoding}
         resting = [row_id for row_id, slot in slots.items() if not self.table.is_ready(slot)]
         # All have begun, and their graces end together.
         resting = [row_id for row_id in resting if not self.table.is_ready(slots[row_id], in_grace=True)]
-        if resting and len(resting) == len(self.running):
+        if resting and len(resting) == len(may_run):
             resting = [row_id for row_id in resting if not self.table.is_ready(slots[row_id], MOMENT)]
         return frozenset(resting)
 
     def _choose_depths(self, resting: frozenset[str]) -> Mapping[str, int]:
-        wishes = {row.id: self._wish(row) for row in self.running if row.decoding and row.id not in resting}
+        decoding = [row for row in self.running if row.decoding and self._may_run(row)]
+        wishes = {row.id: self._wish(row) for row in decoding if row.id not in resting}
         unread = min(self._num_unread(self.running), self.chunk_tokens)
         return self.depths.choose(wishes, unread) if wishes else {}
 

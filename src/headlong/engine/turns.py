@@ -23,6 +23,10 @@ class Turns:
             self._next = {name: after for name, after in self._next.items() if after > self._served}
         return turn
 
+    def now(self) -> int:
+        """The turn that is served: for a row that had its own elsewhere."""
+        return self._served
+
     def serve(self, turn: int) -> None:
         """A row of this turn was let in."""
         self._served = max(self._served, turn)

@@ -15,7 +15,14 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from headlong.errors import BusyError, CheckpointError, ConfigError, HeadlongError, RequestError
+from headlong.errors import (
+    BusyError,
+    CheckpointError,
+    ConfigError,
+    HarmfulError,
+    HeadlongError,
+    RequestError,
+)
 
 CLIENT_GONE = 499
 """The status of a request whose client left before its answer; nobody is sent it."""
@@ -105,8 +112,19 @@ def as_api_error(error: BaseException) -> ApiError:
         )
     if isinstance(error, ConfigError | CheckpointError):
         return ApiError(400, str(error), code="model_not_usable")
+    if isinstance(error, HarmfulError):
+        # What the clients of OpenAI and Anthropic go by: they would send it again.
+        return ApiError(
+            500, str(error), type="server_error", code="engine_fault", headers={"x-should-retry": "false"}
+        )
     if isinstance(error, HeadlongError):
-        return ApiError(503, str(error), type="server_error", code="engine_unavailable")
+        return ApiError(
+            503,
+            str(error),
+            type="server_error",
+            code="engine_unavailable",
+            headers={"retry-after": str(RETRY_SECONDS)},
+        )
     return ApiError(500, "the server failed on this request; its log says why", type="server_error")
 
 
