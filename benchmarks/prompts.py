@@ -157,8 +157,6 @@ def mixed_load(args: argparse.Namespace) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, chunk in (("by default", None), ("2,048 whatever decodes", 2048)):
         reader = Reader(args, rows + 1, context, chunk, context + 64 + rows * (1088 + GENERATED))
-        if chunk is not None:
-            reader.engine.scheduler.pace = None
         gaps_beside_prompt(reader, rows, context)  # which compiles
         before, during = gaps_beside_prompt(reader, rows, context)
         usual, ordered = statistics.median(before), sorted(during)

@@ -141,7 +141,8 @@ class EngineConfig:
         "prompt tokens read in one step, by default 2048 on a GPU, else 512",
         flags=("--max-num-batched-tokens",),
     )
-    """Prompt tokens read in one step, at most: on a GPU fewer while other rows decode, by what these take."""
+    """Prompt tokens read in one step, at most. None is 2,048 on a GPU, where fewer are read while other rows decode, by
+    what these take, and 512 elsewhere."""
     prefix_device_bytes: int | None = _option(
         None, "whole", "checkpoints of recurrent state kept on the device"
     )

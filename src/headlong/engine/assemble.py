@@ -90,8 +90,9 @@ def assemble(
 
 
 def _pace(config: EngineConfig) -> ChunkPace | None:
-    """What keeps prompts from holding up rows that decode, on devices that read many tokens in the time of few."""
-    if config.resolve_device().type != "cuda":
+    """What keeps prompts from holding up rows that decode, on devices that read many tokens in the time of few. Who
+    says how many tokens a step reads has chosen."""
+    if config.resolve_device().type != "cuda" or config.chunk_tokens is not None:
         return None
     return ChunkPace(config.page_size, config.resolve_chunk_tokens())
 
