@@ -91,7 +91,9 @@ def take_conversation(page: Page, name: str, *, refused: bool = False) -> None:
 
 
 def take_replay(page: Page) -> None:
-    """At a step well into the text whose last draft alone was refused."""
+    """At a step well into the text whose last draft alone was refused. Three drafts a step: by itself the server may
+    choose none, where they do not pay."""
+    page.locator("#k").select_option("3")
     page.locator("#max-tokens").fill("90")
     ask(page, PROMPTS[0])
     page.locator(".step-through:visible").click()
