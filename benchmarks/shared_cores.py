@@ -27,7 +27,8 @@ from safetensors.torch import load_file, save_file
 from headlong.checkpoint.source import EMBEDDED
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from support.packing import hint_of, pack
+from support.packed_models import quant_config
+from support.packing import pack
 
 BODY = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 12, "ignore_eos": True}
 POLICIES = {"asleep": {}, "spinning": {"OMP_WAIT_POLICY": "ACTIVE"}}
@@ -48,9 +49,9 @@ def packed(folder: Path, how: str) -> Path:
     for file in source.iterdir():
         if file.suffix != ".safetensors" and not file.name.endswith(".index.json"):
             (to / file.name).write_bytes(file.read_bytes())
-    if hint := hint_of(how):
+    if section := quant_config(how):
         config = json.loads((to / "config.json").read_text())
-        config["quantization_config"] = {"quant_method": "gptq", **hint}
+        config["quantization_config"] = section
         (to / "config.json").write_text(json.dumps(config))
     return to
 

@@ -7,6 +7,7 @@ import pytest
 from engine_cases import STORY, assert_all_free, load
 
 from headlong import AsyncLLM, Completion, HeadlongError, RequestError, SamplingParams
+from headlong.engine import loop
 from headlong.engine.local import LocalEngine
 from headlong.engine.loop import MAX_RESTARTS
 
@@ -153,6 +154,30 @@ def test_errors_reach_only_who_caused_them(sync_llm, prompt, params, message):
 
     found = running(sync_llm, body)
     assert found.token_ids == sync_llm.generate("The dog ran", SamplingParams(max_tokens=8)).token_ids
+
+
+def test_a_request_of_many_prompts_is_taken_in_between_steps(sync_llm, monkeypatch):
+    """Streams that run go on meanwhile; whoever leaves before all were taken in leaves nothing behind."""
+    monkeypatch.setattr(loop, "PIECES_SECONDS", 1e-4)
+    step, taken = sync_llm.service.engine.step, []
+
+    async def body(llm: AsyncLLM) -> None:
+        client = llm.client
+        monkeypatch.setattr(
+            client.service.engine, "step", lambda: taken.append(len(client._loop._streams)) or step()
+        )
+        long = asyncio.create_task(llm.generate(STORY, LONG))
+        many = client.prepare([(5, 6, 7)] * 100, SamplingParams(max_tokens=1), "many")
+        async with contextlib.aclosing(client.stream(many)) as chunks:
+            found = [chunk.request_id async for chunk in chunks]
+        assert sorted(found) == sorted(request.id for request in many)
+        async with contextlib.aclosing(client.stream(client.prepare([(5,)] * 100, LONG, "left"))) as chunks:
+            await anext(chunks)
+        assert len((await long).token_ids) == LONG.max_tokens
+        await until_free(llm)
+
+    running(sync_llm, body)
+    assert len({count for count in taken if 1 < count < 90}) > 3
 
 
 def test_one_engine_in_two_event_loops(sync_llm):

@@ -5,6 +5,7 @@ import torch
 from engine_cases import drive
 
 from headlong import LLM, SamplingParams
+from headlong.engine.scheduler import TOLD_PRICE
 
 PROMPTS = [tuple(300 + (7 * row + 11 * place) % 900 for place in range(90 + 60 * row)) for row in range(4)]
 ASKED = SamplingParams(max_tokens=12, prompt_logprobs=3, pooling="mean", ignore_eos=True)
@@ -40,6 +41,8 @@ def test_put_back_while_it_reads(read):
     grows = llm.service.requests(PROMPTS[0][:30], SamplingParams(max_tokens=40, ignore_eos=True), "grows")
     reads = llm.service.requests(PROMPTS[2][:200], ASKED, "reads")
     trace = drive(llm, [*grows, *reads])
+    read_in = [row for plan in trace.plans for row in plan.rows if row.request is reads[0] and row.known_tokens]
+    assert max(row.query_len for row in read_in) * TOLD_PRICE <= 16, "others wait for these as for many"
     started = [row.start for plan in trace.plans for row in plan.rows if row.request is reads[0]]
     assert trace.preempted == ["reads.0"] and started.count(0) == 2 and started[1] > 0
     (output,) = (one for one in trace.outputs if one.prompt_logprobs is not None)

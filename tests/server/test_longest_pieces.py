@@ -1,13 +1,16 @@
 """No request keeps others waiting: how long a thread runs without letting another one run, and how long the event loop
 is busy with one thing, in processor time, which a busy machine does not change."""
 
+import gc
 import json
+import sys
 import threading
+import time
 
 import pytest
 
 from headlong.errors import HeadlongError
-from headlong.server import body
+from headlong.server import body, run
 from headlong.server.app import ENDPOINTS
 from headlong.server.prompting import _check_arguments
 from headlong.server.responses import as_chat
@@ -125,6 +128,21 @@ def test_stored_responses_are_no_objects(running):
             isinstance(one, str) for one in (*stored.given, *stored.made)
         )
         assert http.get(f"{RESPONSES}/{answer['id']}").json() == answer
+
+
+def test_a_server_lets_its_threads_run_by_turns():
+    """Garbage is not looked for among modules, and a thread that computes does not keep the interpreter's lock for
+    long: whoever streams asks for it many times a token."""
+    interval = sys.getswitchinterval()
+    try:
+        gc.unfreeze()
+        run._let_others_run()
+        assert gc.get_freeze_count() > 50_000 and sys.getswitchinterval() <= 0.001
+        started = time.thread_time()
+        gc.collect()
+        assert time.thread_time() - started < MOST / 4
+    finally:
+        sys.setswitchinterval(interval)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ Decides nothing about tokens. An engine that fails begins anew here, a bounded n
 import asyncio
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
@@ -23,6 +24,10 @@ from headlong.types import Request, RowOutput, StepOutput
 log = logging.getLogger(__name__)
 Item = Chunk | BaseException
 OnStep = Callable[[StepOutput], None]
+Command = Callable[[], Iterator[None] | None]
+"""What the engine's thread is asked to do; where that may take long, piece by piece."""
+PIECES_SECONDS = 0.01
+"""How long running rows wait, before a step, for what else is asked for: a request may have thousands of prompts."""
 MAX_RESTARTS = 3
 RESTART_SECONDS = 600.0
 """An engine that failed begins anew so often within this time; after that it stays down and says so."""
@@ -48,7 +53,9 @@ class EngineLoop:
         self._service = service
         self._engine = service.engine
         self._on_step = on_step
-        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._begun: deque[Iterator[None]] = deque()
+        """What was asked for and is done piece by piece, in order."""
         self._streams: dict[str, tuple[Collector, Outlet]] = {}
         self._lock = threading.Lock()
         self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS)
@@ -117,6 +124,7 @@ class EngineLoop:
             try:
                 if not self._read_inbox():
                     break
+                self._do_pieces(PIECES_SECONDS)
                 if self._engine.has_work:
                     self._advance()
             except Exception as failure:
@@ -127,7 +135,8 @@ class EngineLoop:
         while not self._inbox.empty():
             command = self._inbox.get()
             if command is not None:
-                command()
+                self._begin(command)
+        self._do_pieces(math.inf)
         self._end_streams(error or HeadlongError("the engine was closed before this request ended"))
 
     def _advance(self) -> None:
@@ -185,41 +194,56 @@ class EngineLoop:
     def _read_inbox(self) -> bool:
         """Does what was asked for since the last step; waits while there is nothing to do. False: stop."""
         while True:
-            if self._draining and not self._engine.has_work:
+            has_work = self._engine.has_work or bool(self._begun)
+            if self._draining and not has_work:
                 return False
             try:
-                command = self._inbox.get(block=not self._engine.has_work)
+                command = self._inbox.get(block=not has_work)
             except queue.Empty:
                 return True
             if command is None:
                 return False
+            self._begin(command)
+
+    def _begin(self, command: Command) -> None:
+        pieces = command()
+        if pieces is not None:
+            self._begun.append(pieces)
+
+    def _do_pieces(self, seconds: float) -> None:
+        """Goes on with what was begun, for about so long."""
+        until = time.monotonic() + seconds
+        while self._begun and time.monotonic() < until:
             with self._watched():  # to cancel a row may mean to wait for the device
-                command()
+                if next(self._begun[0], self) is self:
+                    self._begun.popleft()
 
     def _begin_to_drain(self) -> None:
         self._draining = True
 
-    def _take_in(self, requests: Sequence[Request], outlet: Outlet) -> None:
-        self._add(requests, outlet)
+    def _take_in(self, requests: Sequence[Request], outlet: Outlet) -> Iterator[None]:
+        yield from self._add(requests, outlet)
         with self._lock:
             self._expected.discard(outlet)
 
-    def _add(self, requests: Sequence[Request], outlet: Outlet) -> None:
+    def _add(self, requests: Sequence[Request], outlet: Outlet) -> Iterator[None]:
         for number, request in enumerate(requests):
             try:
                 self._engine.add(request)
             except HeadlongError as error:
-                self._abandon([earlier.id for earlier in requests[:number]])
+                yield from self._abandon([earlier.id for earlier in requests[:number]])
                 _deliver([(outlet, error)])
                 return
             self._streams[request.id] = (self._service.collector(request), outlet)
+            yield
 
-    def _abandon(self, request_ids: Sequence[str]) -> None:
+    def _abandon(self, request_ids: Sequence[str]) -> Iterator[None]:
         for request_id in request_ids:
             self._engine.cancel(request_id)
             self._streams.pop(request_id, None)
+            yield
 
-    def _cancel(self, request_ids: Sequence[str]) -> None:
+    def _cancel(self, request_ids: Sequence[str]) -> Iterator[None]:
         items: list[tuple[Outlet, Item]] = []
         for request_id in request_ids:
             step = self._engine.cancel(request_id)
@@ -228,6 +252,7 @@ class EngineLoop:
                 # The engine tells nothing of a row that came to its end while this was on the way.
                 ended = RowOutput(collector.request, (), "", 0, 0, (), finish_reason="cancelled")
                 items.append((outlet, collector.take(step, *step.rows or (ended,))))
+            yield
         _deliver(items)
 
     def _dispatch(self, step: StepOutput) -> None:

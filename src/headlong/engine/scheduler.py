@@ -24,6 +24,8 @@ from headlong.types import Plan, RowOutput, RowPlan, Verdict
 FlushDeferred = Callable[[Iterable[str]], None]
 """Told which rows' pages are about to be offered to others: what was put off for them is to be written now."""
 
+TOLD_PRICE = 4
+"""How many tokens of a prompt one counts as whose log-probabilities are told: it takes about so much longer."""
 MOMENT = 0.02
 """The seconds for which a step waits for a row's mask where there is nothing else to do."""
 
@@ -100,7 +102,7 @@ class Scheduler:
             row_plan = self._plan_row(row, budget, depths.get(row.id, 0))
             if row_plan is not None:
                 plans.append(row_plan)
-                budget -= 0 if row.decoding else row_plan.query_len
+                budget -= 0 if row.decoding else row_plan.query_len * self._price(row)
         while budget > 0 and not self.preempted:
             row = self._next_waiting()
             if row is None or not self._admit(row):
@@ -112,7 +114,7 @@ class Scheduler:
             row_plan = self._plan_row(row, budget, depth=0)
             assert row_plan is not None, "admission reserved its pages"
             plans.append(row_plan)
-            budget -= row_plan.query_len
+            budget -= row_plan.query_len * self._price(row)
         plans.sort(key=lambda p: -p.num_certain)
         return Plan(tuple(plans), max((p.num_drafts for p in plans), default=0), self.depths.draft_stop)
 
@@ -260,6 +262,10 @@ class Scheduler:
             most = min(most, self.pace.budget(decoding))
         return max(most, min(self.chunk_tokens, self.state.page_size))
 
+    @staticmethod
+    def _price(row: Row) -> int:
+        return 1 if row.request.params.prompt_logprobs is None else TOLD_PRICE
+
     def _num_unread(self, rows: Iterable[Row]) -> int:
         return sum(row.num_tokens - self.state.rows[row.id].length for row in rows if not row.decoding)
 
@@ -295,7 +301,7 @@ class Scheduler:
                 drafts = 0
             query_len, known = 1 + drafts, ()
         else:
-            end = min(row.num_tokens, held.length + budget)
+            end = min(row.num_tokens, held.length + max(1, budget // self._price(row)))
             drafts, query_len = 0, self.state.chunk_end(row.id, end, row.num_tokens) - held.length
             known = row.tokens(held.length, held.length + query_len + 1)
         if query_len <= 0 or not self._make_room(row, held.length + query_len):

@@ -25,6 +25,8 @@ DONE = "data: [DONE]\n\n"
 """The event that ends OpenAI's older streams."""
 SERVER_SENT = "text/event-stream"
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+PART = 1 << 18
+"""So much of an answer is sent at once."""
 Value = TypeVar("Value")
 
 
@@ -53,11 +55,28 @@ def event(data: Any, name: str | None = None) -> str:
     return f"{head}data: {written(data)}\n\n"
 
 
-class JsonReply(Response):
+class JsonText(Response):
+    """JSON that was written before. A long one is handed over in parts: the event loop serves others in between."""
+
     media_type = "application/json"
 
+    def __init__(self, text: str, status_code: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(text.encode("utf-8", "replace"), status_code, dict(headers or {}))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if len(self.body) <= PART:
+            await super().__call__(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for start in range(0, len(self.body), PART):
+            part, more = self.body[start : start + PART], start + PART < len(self.body)
+            await send({"type": "http.response.body", "body": part, "more_body": more})
+            await asyncio.sleep(0)
+
+
+class JsonReply(JsonText):
     def __init__(self, data: Any, status_code: int = 200, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(written(data).encode("utf-8", "replace"), status_code, dict(headers or {}))
+        super().__init__(written(data), status_code, headers)
 
 
 class Exchange:
@@ -100,10 +119,9 @@ class Exchange:
         """Sends a stream to its end, which may be an error said in the stream's own way."""
 
         async def write(text: str) -> None:
-            if text:
-                await send(
-                    {"type": "http.response.body", "body": text.encode("utf-8", "replace"), "more_body": True}
-                )
+            for start in range(0, len(text), PART):
+                part = text[start : start + PART].encode("utf-8", "replace")
+                await send({"type": "http.response.body", "body": part, "more_body": True})
 
         async def write_piece(piece: Piece) -> None:
             await write(

@@ -34,6 +34,8 @@ from headlong.server.settings_sources import suspicious_variables
 log = logging.getLogger(__name__)
 CLOSING_SECONDS = 2
 """Seconds that connections get to close after the last request has ended."""
+SWITCH_SECONDS = 0.0005
+"""How long a thread that computes keeps the interpreter's lock while another one asks for it."""
 SPARE_FILES = 256
 """File descriptors for everything but connections."""
 
@@ -62,9 +64,7 @@ async def _run(
     leave: Callable[[], None],
 ) -> None:
     asyncio.get_running_loop().set_exception_handler(LoopErrors())
-    # To look for garbage among all modules takes more than a tenth of a second, in which nothing else runs.
-    gc.collect()
-    gc.freeze()
+    _let_others_run()
     pool = ModelPool(settings, loader)
     model = await pool.start(default_progress())
     app = build_app(settings, pool, auth)
@@ -104,6 +104,14 @@ async def _run(
         server.should_exit = True
         await serving
         watching.cancel()
+
+
+def _let_others_run() -> None:
+    """Keeps one thread from holding up the others: to look for garbage among all modules takes more than a tenth of a
+    second, and a step of an engine asks for the interpreter's lock dozens of times, each time for one interval."""
+    gc.collect()
+    gc.freeze()
+    sys.setswitchinterval(SWITCH_SECONDS)
 
 
 def _announce(line: str) -> None:

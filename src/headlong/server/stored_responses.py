@@ -5,14 +5,14 @@ import json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headlong.server.reply import JsonReply
+from headlong.server.reply import JsonReply, JsonText
 from headlong.server.response_store import Stored
 from headlong.server.writing import beside
 
 
 async def show(request: Request) -> Response:
     text = _stored(request).response
-    return await beside(lambda: Response(text.encode("utf-8", "replace"), media_type=JsonReply.media_type))
+    return await beside(lambda: JsonText(text))
 
 
 async def input_items(request: Request) -> Response:
