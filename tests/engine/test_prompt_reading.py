@@ -41,7 +41,9 @@ def test_put_back_while_it_reads(read):
     grows = llm.service.requests(PROMPTS[0][:30], SamplingParams(max_tokens=40, ignore_eos=True), "grows")
     reads = llm.service.requests(PROMPTS[2][:200], ASKED, "reads")
     trace = drive(llm, [*grows, *reads])
-    read_in = [row for plan in trace.plans for row in plan.rows if row.request is reads[0] and row.known_tokens]
+    read_in = [
+        row for plan in trace.plans for row in plan.rows if row.request is reads[0] and row.known_tokens
+    ]
     assert max(row.query_len for row in read_in) * TOLD_PRICE <= 16, "others wait for these as for many"
     started = [row.start for plan in trace.plans for row in plan.rows if row.request is reads[0]]
     assert trace.preempted == ["reads.0"] and started.count(0) == 2 and started[1] > 0

@@ -26,7 +26,7 @@ DONE = "data: [DONE]\n\n"
 SERVER_SENT = "text/event-stream"
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 PART = 1 << 18
-"""So much of an answer is sent at once."""
+"""How much of an answer is sent at once: bytes, or characters of a text."""
 Value = TypeVar("Value")
 
 
