@@ -33,7 +33,7 @@ browser:
 	  || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium) >/dev/null 2>&1 \
 	  || echo "no Chromium here and none could be installed: the page's tests will be skipped"
 
-test: $(STAMP) browser   ## the default tests: CPU, no network, about twelve minutes on two cores
+test: $(STAMP) browser   ## the default tests: CPU, no network, about fourteen minutes on two cores
 	$(BIN)/python -m pytest $(PARALLEL) -m "$(DEFAULT) and not serial"
 	$(BIN)/python -m pytest -m "$(DEFAULT) and serial"
 
