@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cuda_times import milliseconds
 from headlong.ops.gated_attention.reference import GatedAttentionWeights
 from headlong.ops.gated_attention.triton import TritonGatedAttention
 from headlong.ops.gated_attention.triton_alike import walks_alike
@@ -75,20 +76,6 @@ class Case(NamedTuple):
         hidden = torch.arange(context, device=DEVICE) > self.step.position_N[:, None]
         out = torch.einsum("hnm,hmd->nhd", scores.masked_fill_(hidden, -torch.inf).softmax(-1), values)
         return out.flatten(1) * self.gates.partials_PNO.sum(0).double().sigmoid()
-
-
-def milliseconds(work: Callable[[], object], repeats: int = 10) -> float:
-    """The median, after a run that counts for nothing."""
-    work()
-    taken = []
-    for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        work()
-        end.record()
-        torch.cuda.synchronize()
-        taken.append(begin.elapsed_time(end))
-    return sorted(taken)[repeats // 2]
 
 
 def in_a_graph(work: Callable[[], object]) -> float:

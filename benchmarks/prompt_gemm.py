@@ -7,14 +7,13 @@ multiplies the same numbers in bfloat16.
 """
 
 import argparse
-import statistics
-from collections.abc import Callable
 from functools import partial
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from cuda_times import milliseconds
 from headlong.ops.linear import triton_split_k
 from headlong.ops.linear.cuda_gemm import Variant, launch
 from headlong.ops.linear.prompt_gemm import WIDTHS
@@ -25,20 +24,6 @@ from random_weights import Packing, RandomWeights
 
 CUDA = torch.device("cuda")
 SHAPES = "34816x5120g,5120x17408,10240x5120,8192x5120,6144x5120,5120x6144"
-
-
-def milliseconds(work: Callable[[], object], repeats: int = 10) -> float:
-    for _ in range(2):
-        work()
-    times = []
-    for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        work()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times)
 
 
 def made(outs: int, ins: int, *, fp8: bool) -> tuple[GemmWeight, torch.Tensor]:

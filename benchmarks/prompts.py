@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
+from cuda_times import milliseconds
 from headlong import SamplingParams
 from headlong.config import EngineConfig
 from headlong.engine.assemble import assemble
@@ -93,15 +94,7 @@ def cublas(config: object, tokens: int) -> float:
     """TFLOP/s of a GEMM as large as the model's largest."""
     size = getattr(config, "hidden_size", 4096)
     x, weight = (torch.randn(n, size, device=CUDA).to(torch.bfloat16) for n in (tokens, 8 * size))
-    times = []
-    for _ in range(8):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        torch.mm(x, weight.T)
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end))
-    return 2e-9 * tokens * 8 * size * size / statistics.median(times)
+    return 2e-9 * tokens * 8 * size * size / milliseconds(lambda: torch.mm(x, weight.T))
 
 
 def read_prompts(args: argparse.Namespace, found: list[dict[str, object]]) -> None:

@@ -40,11 +40,11 @@ class ChunkPace:
         prompt = sum(row.query_len for row in plan.rows if row.known_tokens)
         decoding = sum(not row.known_tokens for row in plan.rows)
         if decoding and not prompt:
-            self._decode_seconds = _mixed(self._decode_seconds, seconds)
+            self._decode_seconds = _smoothed(self._decode_seconds, seconds)
         elif decoding and self._decode_seconds is not None:
             each = max(seconds - self._decode_seconds, 0.0) / prompt
-            self._token_seconds, self._last = _mixed(self._token_seconds, each), max(prompt, self.least)
+            self._token_seconds, self._last = _smoothed(self._token_seconds, each), max(prompt, self.least)
 
 
-def _mixed(before: float | None, now: float) -> float:
+def _smoothed(before: float | None, now: float) -> float:
     return now if before is None else before + SHARE * (now - before)
